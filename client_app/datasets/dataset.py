@@ -1,0 +1,94 @@
+"""What a federated dataset is to the rest of RegionFed, and the names of those we have."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from regionfed.registry import Registry
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One text-to-text example.
+
+    Attributes
+    ----------
+    task : str
+        Name of the task, for instance ``"intent"``; it scores the example.
+    source, target : str
+        Input (without a task prefix) and expected output.
+    group : str
+        Queries of one kind share a group; a group is never on both sides of a split.
+    """
+
+    task: str
+    source: str
+    target: str
+    group: str
+
+
+@dataclass(frozen=True)
+class ClientData:
+    """The examples of one device: what it learns from, and what it is judged on."""
+
+    train: tuple[Example, ...]
+    test: tuple[Example, ...]
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """What a loader needs to know.
+
+    Attributes
+    ----------
+    path : Path or None
+        Folder of the files, for datasets that are read from disk.
+    regions, clients_per_region, examples_per_client : int
+        The shape of the federation; `examples_per_client` bounds a device's training set
+        (a dataset that is read from disk shares out what it has).
+    dirichlet : float
+        Concentration of the labels over the devices; small is skewed.
+    seed : int
+        Everything that is drawn is drawn from this seed.
+    """
+
+    path: Path | None = None
+    regions: int = 8
+    clients_per_region: int = 10
+    examples_per_client: int = 600
+    dirichlet: float = 0.3
+    seed: int = 0
+
+
+class FederatedDataset(Protocol):
+    """A dataset that is already shared out over regions and devices."""
+
+    @property
+    def regions(self) -> tuple[str, ...]:
+        """Names of the regions, in a fixed order."""
+        ...
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """Names of the tasks, in a fixed order; the score of a model is the mean over them."""
+        ...
+
+    def clients(self, region: str) -> int:
+        """Return the number of devices of a region."""
+        ...
+
+    def client(self, region: str, index: int) -> ClientData:
+        """Return the examples of one device; loads no other region's examples if it can."""
+        ...
+
+
+Loader = Callable[[DataConfig], FederatedDataset]
+
+DATASETS: Registry[Loader] = Registry(
+    "dataset",
+    {
+        "retail": "client_app.datasets.retail:load",
+        "esci": "client_app.datasets.esci:load",
+    },
+)
