@@ -1,0 +1,1 @@
+"""Speed and results, one command each."""

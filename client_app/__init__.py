@@ -1,0 +1,1 @@
+"""The device: gradients and scores of one client's own examples."""

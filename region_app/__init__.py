@@ -1,0 +1,1 @@
+"""The region: the coordinator that sums, noises, accounts and personalises."""

@@ -23,3 +23,7 @@ class DataError(RegionFedError):
 
 class RunError(RegionFedError):
     """The run cannot go on: too few regions, nobody answered, no checkpoint."""
+
+
+class RunStoppedError(RegionFedError):
+    """Somebody asked the run to stop; what it has is saved."""

@@ -1,0 +1,1 @@
+"""The world: the ServerApp, the wiring of the tiers, checkpoints and the report."""

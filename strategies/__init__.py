@@ -1,0 +1,1 @@
+"""The world's learning: the Flower Strategy, server optimisers, personalisers."""

@@ -1,0 +1,1 @@
+"""Datasets, shared out over regions and devices; each a `FederatedDataset`."""

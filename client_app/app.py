@@ -1,0 +1,182 @@
+"""The device's ClientApp: it answers the coordinator's messages about its own examples.
+
+What leaves the device: clipped sums, summed loss differences, summed scores, a count. They go
+to the region's coordinator only. Examples, and whatever is made of a single one, stay here.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+
+from client_app.datasets.dataset import (
+    DATASETS,
+    ClientData,
+    DataConfig,
+    Example,
+    FederatedDataset,
+)
+from client_app.gradients import clipped_sums, loss_differences
+from client_app.identity import Identity, identity_of
+from client_app.task import TASKS, Task, score_sums
+from regionfed.config import Config
+from regionfed.contract import (
+    GradientReply,
+    GradientRequest,
+    LossReply,
+    LossRequest,
+    ProfileReply,
+    ProfileRequest,
+    ScoreReply,
+    ScoreRequest,
+    decode,
+    encode,
+)
+from regionfed.errors import ContractError
+from regionfed.randomness import randomness_source
+from regionfed.sketch import sketch_signs
+from regionfed.vector import Layout
+
+
+def dataset_of(config: Config) -> FederatedDataset:
+    """Load the dataset that a configuration names."""
+    load = DATASETS.load(config.dataset)
+    return load(
+        DataConfig(
+            path=Path(config.data_path).expanduser() if config.data_path else None,
+            regions=config.regions,
+            clients_per_region=config.clients_per_region,
+            examples_per_client=config.examples_per_client,
+            dirichlet=config.dirichlet_alpha,
+            seed=config.seed,
+        )
+    )
+
+
+@dataclass(frozen=True)
+class Workbench:
+    """What devices of one process share: the model (once, whatever their number) and the data."""
+
+    config: Config
+    task: Task
+    layout: Layout
+    dataset: FederatedDataset
+
+
+@lru_cache(maxsize=1)
+def workbench(config: Config) -> Workbench:
+    """Return the process's workbench; weights are arguments, so sharing the module is safe."""
+    task = TASKS.load(config.task)(config)
+    return Workbench(config, task, Layout.of(task.module), dataset_of(config))
+
+
+@dataclass(frozen=True)
+class Device:
+    """One device at one message: who it is, its data, and the workbench."""
+
+    identity: Identity
+    data: ClientData
+    bench: Workbench
+    run: int
+
+    @classmethod
+    def of(cls, context: Context) -> "Device":
+        """Resolve the device that a context speaks of."""
+        bench = workbench(Config.from_run_config(context.run_config))
+        who = identity_of(context)
+        return cls(who, bench.dataset.client(who.region, who.index), bench, context.run_id)
+
+    def poisson_sample(self, rate: float, round_: int, purpose: str) -> list[Example]:
+        """Draw each training example with chance `rate`, independently and in secret.
+
+        Amplification by sampling holds against whoever does not know who was drawn: the coins
+        are private randomness, like noise.
+        """
+        source = randomness_source(self.bench.config.noise_seed)
+        coins = source(purpose, self.run, round_, self.identity.region, self.identity.index)
+        drawn = coins.bernoulli(rate, len(self.data.train))
+        return [e for e, taken in zip(self.data.train, drawn, strict=True) if taken]
+
+    def same_layout(self, layout: str) -> None:
+        """Refuse a vector that was flattened in another layout."""
+        if layout != self.bench.layout.fingerprint:
+            raise ContractError(
+                f"the sender's model layout {layout} is not this device's "
+                f"{self.bench.layout.fingerprint}: both ends must load the same model."
+            )
+
+
+app = ClientApp()
+
+
+@app.train("gradient")
+def gradient(message: Message, context: Context) -> Message:
+    """Answer `GradientRequest`."""
+    device = Device.of(context)
+    bench = device.bench
+    request = decode(GradientRequest, message.content, {"p": bench.layout.size})
+    device.same_layout(request.layout)
+    sums = clipped_sums(
+        bench.task,
+        bench.layout,
+        request.point,
+        device.poisson_sample(request.sampling_rate, request.round, "sample"),
+        clip_norm=request.clip_norm,
+        loss_cap=request.loss_cap,
+        signs=sketch_signs(bench.layout, request.sketch_size, request.sketch_seed)
+        if request.sketch_size
+        else {},
+        microbatch=bench.config.microbatch,
+    )
+    return _reply(message, GradientReply(sums.total, sums.sketch, sums.loss))
+
+
+@app.evaluate("loss")
+def loss(message: Message, context: Context) -> Message:
+    """Answer `LossRequest`."""
+    device = Device.of(context)
+    bench = device.bench
+    request = decode(LossRequest, message.content, {"p": bench.layout.size})
+    device.same_layout(request.layout)
+    differences = loss_differences(
+        bench.task,
+        bench.layout,
+        request.base,
+        request.direction,
+        steps=request.steps,
+        examples=device.poisson_sample(request.sampling_rate, request.round, "vote sample"),
+        clip_norm=request.clip_norm,
+        microbatch=4 * bench.config.microbatch,
+    )
+    return _reply(message, LossReply(differences))
+
+
+@app.evaluate("metrics")
+def metrics(message: Message, context: Context) -> Message:
+    """Answer `ScoreRequest`."""
+    device = Device.of(context)
+    bench = device.bench
+    request = decode(ScoreRequest, message.content, {"p": bench.layout.size})
+    device.same_layout(request.layout)
+    columns: list[tuple[float, ...]] = []
+    for vector in (request.theta, request.personalised):
+        sums = score_sums(
+            bench.task, bench.layout.tensors(vector), device.data.test, bench.dataset.tasks
+        )
+        columns = columns or [sums.counts]
+        columns.append(sums.sums)
+    return _reply(message, ScoreReply([v for row in zip(*columns, strict=True) for v in row]))
+
+
+@app.query("profile")
+def profile(message: Message, context: Context) -> Message:
+    """Answer `ProfileRequest`."""
+    device = Device.of(context)
+    device.same_layout(decode(ProfileRequest, message.content, {}).layout)
+    return _reply(message, ProfileReply(len(device.data.train)))
+
+
+def _reply(message: Message, reply: object) -> Message:
+    return Message(encode(reply), reply_to=message)

@@ -1,0 +1,360 @@
+"""Three text-to-text tasks on real product queries, shared out over regions and devices.
+
+ESCI itself (Shopping Queries, arXiv:2206.06588) has neither intent, spelling nor entity labels.
+The three tasks are a construction, each from the real labels that come nearest:
+
+========  =================================  ===============================================
+task      source -> target                   from
+========  =================================  ===============================================
+intent    query -> department                ``esci_query_category.csv``: the majority
+                                             top-level Amazon category of the products that
+                                             are judged exact for, or linked to, an ESCI query
+spelling  typed query -> corrected query     ``query_typos.csv``: mistyped Home Depot queries
+                                             with a search engine's suggestion; these queries
+                                             are not ESCI's, and the corrections are silver
+entities  query -> one type for each word    ``queryner_esci.jsonl``: gold BIO tags of QueryNER
+                                             (arXiv:2405.09507) on ESCI queries; B- and I- are
+                                             dropped, O becomes ``other``
+========  =================================  ===============================================
+
+The data has one locale, so its regions are a construction too. Each task is shared out on its
+own, over the regions and then over a region's devices, by a Dirichlet draw over what sets its
+rows apart: the department (intent), the kind of slip (spelling, see `slip`), the query's
+commonest entity type (entities). No part is smaller than half an even share, so that the
+tasks with few rows can still be learned and judged in every region.
+"""
+
+import csv
+import io
+import json
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, zip_longest
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from client_app.datasets.dataset import ClientData, DataConfig, Example
+from client_app.datasets.partition import Indices, dirichlet_partition, split_by_group
+from regionfed.errors import DataError
+from regionfed.randomness import derive_seed
+
+HELD_OUT = 0.18
+MAX_WORDS = 12
+OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A usable row of one task; `kind` is what the Dirichlet draw is over."""
+
+    source: str
+    target: str
+    kind: str
+
+
+@dataclass(frozen=True)
+class EsciDataset:
+    """The shared-out examples; see `client_app.datasets.dataset.FederatedDataset`."""
+
+    regions: tuple[str, ...]
+    tasks: tuple[str, ...]
+    devices: tuple[tuple[ClientData, ...], ...]
+
+    def clients(self, region: str) -> int:
+        """Return the number of devices of a region."""
+        return len(self._of(region))
+
+    def client(self, region: str, index: int) -> ClientData:
+        """Return the examples of one device.
+
+        Raises
+        ------
+        DataError
+            If there is no such region or device.
+        """
+        devices = self._of(region)
+        if not 0 <= index < len(devices):
+            raise DataError(
+                f"region '{region}' has no device {index}; its devices are 0 to {len(devices) - 1}."
+            )
+        return devices[index]
+
+    def _of(self, region: str) -> tuple[ClientData, ...]:
+        if region not in self.regions:
+            raise DataError(f"unknown region '{region}'; there are {', '.join(self.regions)}.")
+        return self.devices[self.regions.index(region)]
+
+
+def load(config: DataConfig) -> EsciDataset:
+    """Read the three tasks from a folder and share them out.
+
+    Parameters
+    ----------
+    config : DataConfig
+        `path` is the folder; each file may lie in it or in the subfolder named in `SOURCES`.
+        `examples_per_client` bounds a device's training set; the tasks take turns until it
+        is full, so that a small one is not crowded out.
+
+    Returns
+    -------
+    EsciDataset
+        Regions are named R1, R2, ...; about 18% of the queries are held out.
+
+    Raises
+    ------
+    DataError
+        If a file is missing or malformed (naming the line), or a number in `config` is
+        out of range.
+    """
+    for name in ("regions", "clients_per_region", "examples_per_client"):
+        if (value := getattr(config, name)) < 1:
+            raise DataError(f"{name} is {value}; use at least 1.")
+    rows = {task: _read(config.path, *source) for task, source in SOURCES.items()}
+    kin = _kin((query_key(row.source), query_key(row.target)) for row in rows["spelling"])
+    shared = [_share_out(task, rows[task], kin, config) for task in rows]
+    devices = tuple(
+        tuple(
+            _merge(parts, config.examples_per_client, _rng(config.seed, "order", region, client))
+            for client, parts in enumerate(zip(*of_region, strict=True))
+        )
+        for region, of_region in enumerate(zip(*shared, strict=True))
+    )
+    return EsciDataset(tuple(f"R{n + 1}" for n in range(config.regions)), tuple(rows), devices)
+
+
+# Sharing out ------------------------------------------------------------------------------
+
+
+def _share_out(
+    task: str, rows: Sequence[Row], kin: dict[str, str], config: DataConfig
+) -> list[list[ClientData]]:
+    """Share one task out; the result is indexed by region, then device."""
+    keys = [query_key(row.source) for row in rows]
+    groups = [kin.get(key, key) for key in keys]
+    examples = [
+        Example(task, row.source, row.target, group)
+        for row, group in zip(rows, groups, strict=True)
+    ]
+    _, held_out = split_by_group(groups, HELD_OUT, config.seed)
+    test = frozenset(held_out.tolist())
+    kinds = np.array([row.kind for row in rows])
+
+    def device(indices: Indices) -> ClientData:
+        # Split after sharing out: a device is judged on the mixture that it learns from.
+        return ClientData(
+            train=tuple(examples[i] for i in indices if i not in test),
+            test=tuple(examples[i] for i in indices if i in test),
+        )
+
+    regions = _skewed(np.arange(len(rows)), kinds, config.regions, config, task)
+    return [
+        [
+            device(part)
+            for part in _skewed(region, kinds, config.clients_per_region, config, task, number)
+        ]
+        for number, region in enumerate(regions)
+    ]
+
+
+def _skewed(
+    rows: Indices, kinds: NDArray[Any], parts: int, config: DataConfig, *purpose: str | int
+) -> list[Indices]:
+    """Share some rows out, each part at least half an even share, and one row if there are."""
+    minimum = max(rows.size // (2 * parts), min(1, rows.size // parts))
+    rng = _rng(config.seed, "share", *purpose)
+    shared = dirichlet_partition(kinds[rows], parts, config.dirichlet, minimum, rng)
+    return [rows[part] for part in shared]
+
+
+def _merge(parts: Sequence[ClientData], limit: int, rng: np.random.Generator) -> ClientData:
+    """Join a device's tasks; its training examples come in turns, at most `limit` of them."""
+    shuffled = [[part.train[i] for i in rng.permutation(len(part.train))] for part in parts]
+    turns = chain.from_iterable(zip_longest(*shuffled))
+    train = tuple(example for example in turns if example is not None)
+    return ClientData(train[:limit], tuple(chain.from_iterable(part.test for part in parts)))
+
+
+def _rng(seed: int, *purpose: str | int) -> np.random.Generator:
+    """Return a generator for one purpose, independent of all others and of their order."""
+    return np.random.default_rng(derive_seed(seed, "esci", *purpose))
+
+
+# Queries ----------------------------------------------------------------------------------
+
+
+def normalise(text: str) -> str:
+    """Return `text` in lower case, its words separated by single spaces."""
+    return " ".join(text.lower().split())
+
+
+def query_key(query: str) -> str:
+    """Return what is the same for all spellings of a query: its letters and digits.
+
+    ``"Air-tight box"``, ``"air - tight box"`` and ``"airtight  box"`` are one query.
+    """
+    folded = unicodedata.normalize("NFKC", query).casefold()
+    return "".join(filter(str.isalnum, folded)) or query
+
+
+def slip(typed: str, corrected: str) -> str:
+    """Name the kind of slip that turned `corrected` into `typed`.
+
+    Kinds of slip differ by keyboard, language and haste, as regions do.
+
+    Returns
+    -------
+    str
+        ``"spacing"`` (only spaces differ), else what the spelling lacks or has once spaces
+        are ignored: ``"omitted"`` or ``"added"`` letters, two letters ``"swapped"``, one letter
+        ``"replaced"``, or ``"several"`` of these.
+    """
+    wrong, right = (list(text.replace(" ", "")) for text in (typed, corrected))
+    if wrong == right:
+        return "spacing"
+    for end in (0, -1):
+        while wrong and right and wrong[end] == right[end]:
+            del wrong[end], right[end]
+    if not wrong:
+        return "omitted"
+    if not right:
+        return "added"
+    if len(wrong) == len(right) == 1:
+        return "replaced"
+    return "swapped" if len(wrong) == 2 and wrong == right[::-1] else "several"
+
+
+def _kin(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Give all keys that are linked, directly or by others, one name: the smallest of them.
+
+    A typed query and its correction are one query to the split, wherever either occurs.
+    """
+    parent: dict[str, str] = {}
+
+    def root(key: str) -> str:
+        while (above := parent.setdefault(key, key)) != key:
+            key = above
+        return key
+
+    for pair in pairs:
+        low, high = sorted(map(root, pair))
+        parent[high] = low
+    return {key: root(key) for key in parent}
+
+
+# Files ------------------------------------------------------------------------------------
+
+
+def _read(
+    folder: Path | None, subfolder: str, name: str, parse: Callable[[Path], Iterator[Row]]
+) -> list[Row]:
+    """Return the usable rows of a file.
+
+    Empty texts are left out, and so are long queries: one that is cut no longer has the target
+    that it came with.
+    """
+    if folder is None:
+        raise DataError(f"dataset 'esci' is read from disk: set the path of the folder of {name}.")
+    places = [folder / subfolder / name, folder / name]
+    path = next((place for place in places if place.is_file()), None)
+    if path is None:
+        raise DataError(
+            f"dataset 'esci' needs {name}; looked for {places[0]} and {places[1]}. Put it there, "
+            f"or correct the path."
+        )
+    rows = [row for row in parse(path) if row.target and 0 < len(row.source.split()) <= MAX_WORDS]
+    if not rows:
+        raise DataError(f"{path} holds no usable row: all are empty or above {MAX_WORDS} words.")
+    return rows
+
+
+def _intent(path: Path) -> Iterator[Row]:
+    for query, category in _columns(path, "query", "category"):
+        department = "_".join(re.findall(r"\w+", category.lower()))
+        # The start of a long query still has its department, and this task's rows are few.
+        yield Row(" ".join(normalise(query).split()[:MAX_WORDS]), department, department)
+
+
+def _spelling(path: Path) -> Iterator[Row]:
+    for pair in _columns(path, "typed", "corrected"):
+        typed, corrected = map(normalise, pair)
+        if typed != corrected:
+            yield Row(typed, corrected, slip(typed, corrected))
+
+
+def _entities(path: Path) -> Iterator[Row]:
+    for number, line in enumerate(_text(path).split("\n"), start=1):
+        if not line.strip():
+            continue
+        tokens, types = _tagged(line, f"{path}, line {number}")
+        if any(len(token.split()) != 1 for token in tokens):
+            continue  # A token that is not one word would break the word-for-word target.
+        named = Counter(name for name in types if name != OTHER)
+        kind = named.most_common(1)[0][0] if named else OTHER
+        yield Row(normalise(" ".join(tokens)), " ".join(types), kind)
+
+
+SOURCES: dict[str, tuple[str, str, Callable[[Path], Iterator[Row]]]] = {
+    "intent": ("esci_rows", "esci_query_category.csv", _intent),
+    "spelling": ("homedepot_query_typos", "query_typos.csv", _spelling),
+    "entities": ("queryner_esci", "queryner_esci.jsonl", _entities),
+}
+"""For each task: the usual subfolder of its file, the file's name, and its reader."""
+
+
+def _tagged(line: str, where: str) -> tuple[list[str], list[str]]:
+    """Return the tokens of a JSON line and the entity type of each."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{where}: not JSON ({error}); expected one object a line.") from error
+    if not isinstance(record, dict):
+        raise DataError(f"{where}: expected an object, found {type(record).__name__}.")
+    for key in ("tokens", "labels"):
+        value = record.get(key)
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise DataError(f"{where}: '{key}' must be a list of texts, found {value!r}.")
+    tokens, labels = record["tokens"], record["labels"]
+    if len(tokens) != len(labels):
+        raise DataError(f"{where}: {len(tokens)} tokens but {len(labels)} labels.")
+    for label in labels:
+        if not re.fullmatch(r"O|[BI]-\S+", label):
+            raise DataError(f"{where}: label {label!r} is not O, B-type or I-type.")
+    return tokens, [OTHER if label == "O" else label[2:].lower() for label in labels]
+
+
+def _columns(path: Path, *names: str) -> Iterator[list[str]]:
+    """Yield the values of the named columns of a CSV file, row by row."""
+    reader = csv.DictReader(io.StringIO(_text(path), newline=""), strict=True)
+    lines = reader.reader  # DictReader's own line number stands still at faults and blank lines.
+    try:
+        header = reader.fieldnames or []
+        if missing := [name for name in names if name not in header]:
+            raise DataError(
+                f"{path}, line 1: no column {', '.join(missing)}; found {', '.join(header)}."
+            )
+        for row in reader:
+            # DictReader files surplus fields under None, and None for fields that lack.
+            if None in row or None in row.values():
+                raise DataError(
+                    f"{path}, line {lines.line_num}: expected {len(header)} fields; is there "
+                    f"a comma or a quote that is not quoted?"
+                )
+            yield [row[name] for name in names]
+    except csv.Error as error:
+        raise DataError(f"{path}, line {lines.line_num}: {error}.") from error
+
+
+def _text(path: Path) -> str:
+    """Return the text of a file, without the byte order mark that spreadsheets write."""
+    data = path.read_bytes()
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise DataError(f"{path}, line {line}: not UTF-8; save the file as UTF-8.") from error

@@ -1,0 +1,147 @@
+"""Per-example clipped gradients, vectorised: what a device computes of its data."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.func import grad_and_value, vmap
+
+from client_app.datasets.dataset import Example
+from client_app.task import Batch, Task, Tensors
+from regionfed.sketch import sketch
+from regionfed.vector import Layout
+
+_TINY = 1e-12
+
+
+@dataclass(frozen=True)
+class ClippedSums:
+    """Sums over a sample.
+
+    Attributes
+    ----------
+    total : torch.Tensor
+        Sum of per-example gradients, each of L2 norm <= C over the whole vector; (p,).
+    sketch : torch.Tensor
+        Sum of their sketches, each of L2 norm <= C; (k,).
+    loss : float
+        Sum of losses, each in [0, cap].
+    """
+
+    total: torch.Tensor
+    sketch: torch.Tensor
+    loss: float
+
+
+def clip_scale(norms: torch.Tensor, bound: float) -> torch.Tensor:
+    """Return min(1, C / max(norm, tiny)) for norms (B,): a zero gradient stays zero."""
+    return (bound / norms.clamp(min=_TINY)).clamp(max=1.0)
+
+
+def clipped_sums(
+    task: Task,
+    layout: Layout,
+    point: torch.Tensor,
+    examples: Sequence[Example],
+    *,
+    clip_norm: float,
+    loss_cap: float,
+    signs: Tensors,
+    microbatch: int,
+) -> ClippedSums:
+    """Return the clipped sums over examples, at the weights `point`.
+
+    Parameters
+    ----------
+    task : Task
+    layout : Layout
+    point : torch.Tensor
+        Weights (p,).
+    examples : sequence of Example
+        May be empty: everything is zero then.
+    clip_norm : float
+        C. One example changes `total` by at most C and `sketch` by at most C, in L2.
+    loss_cap : float
+        One example changes `loss` by at most this.
+    signs : Mapping[str, torch.Tensor]
+        From `sketch_signs`; empty for no sketch (k = 0).
+    microbatch : int
+        Examples per pass: memory is microbatch * p floats, whatever the number of examples.
+    """
+    total = torch.zeros(layout.size)
+    views = layout.views(total)
+    size = next(iter(signs.values())).shape[1] if signs else 0
+    sketched = torch.zeros(size)
+    loss = 0.0
+    weights = layout.tensors(point)
+    for batch in _batches(task, examples, microbatch):
+        gradients, losses = _example_gradients(task, weights, batch)
+        norms = (
+            torch.stack(
+                [g.flatten(1).square().sum(1, dtype=torch.float32) for g in gradients.values()]
+            )
+            .sum(0)
+            .sqrt()
+        )
+        # A value that is not finite must not pass: it would take the whole sum with it.
+        # min(1, C / inf) is 0 but 0 * inf is nan, so such an example is taken out.
+        keep = torch.isfinite(norms)
+        scale = torch.where(keep, clip_scale(norms, clip_norm), 0.0)
+        if not bool(keep.all()):
+            gradients = {n: g[keep] for n, g in gradients.items()}
+            scale = scale[keep]
+        for name, gradient in gradients.items():
+            flat = gradient.flatten(1).float()
+            views[name].view(-1).addmv_(flat.t(), scale)
+        if size:
+            sketches = sketch(gradients, signs) * scale[:, None]
+            sketched += clip_scale(sketches.norm(dim=1), clip_norm) @ sketches
+        loss += float(losses.float().nan_to_num(loss_cap).clamp(0.0, loss_cap).sum())
+    return ClippedSums(total, sketched, loss)
+
+
+def loss_differences(
+    task: Task,
+    layout: Layout,
+    base: torch.Tensor,
+    direction: torch.Tensor,
+    *,
+    steps: Sequence[float],
+    examples: Sequence[Example],
+    clip_norm: float,
+    microbatch: int,
+) -> list[float]:
+    """Return summed losses at ``base + t * direction``, relative to t = 0, one per step.
+
+    Each example's vector of differences is clipped to the L2 norm `clip_norm`, so that one
+    example changes the result by at most that.
+    """
+    out = torch.zeros(len(steps))
+    with torch.no_grad():
+        for batch in _batches(task, examples, microbatch):
+            at_zero = task.losses(layout.tensors(base), batch)
+            rows = torch.stack(
+                [task.losses(layout.tensors(base + t * direction), batch) for t in steps], 1
+            )
+            differences = (rows - at_zero[:, None]).float().nan_to_num(0.0)
+            out += clip_scale(differences.norm(dim=1), clip_norm) @ differences
+    return [float(v) for v in out]
+
+
+def _batches(task: Task, examples: Sequence[Example], microbatch: int) -> list[Batch]:
+    # Alike lengths together: less padding, and the same sum up to the order of addition.
+    ordered = sorted(examples, key=lambda e: (len(e.source), e.source, e.target))
+    return [task.encode(ordered[i : i + microbatch]) for i in range(0, len(ordered), microbatch)]
+
+
+def _example_gradients(
+    task: Task, weights: Tensors, batch: Batch
+) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """Return each example's gradients by name, (B, ...), and losses (B,)."""
+
+    def loss(weights: Tensors, example: Batch) -> torch.Tensor:
+        return task.losses(weights, {k: v[None] for k, v in example.items()})[0]
+
+    one = vmap(grad_and_value(loss), in_dims=(None, 0))
+    gradients, losses = one(dict(weights), batch)
+    return {name: g.detach() for name, g in gradients.items()}, losses.detach()

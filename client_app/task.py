@@ -1,0 +1,70 @@
+"""What a device needs of a model and its data: a differentiable black box with scores."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import nn
+
+from client_app.datasets.dataset import Example
+from regionfed.config import Config
+from regionfed.registry import Registry
+
+# A padded batch: tensors that share their first axis, the examples.
+Batch = dict[str, torch.Tensor]
+Tensors = Mapping[str, torch.Tensor]
+
+
+class Task(Protocol):
+    """A model and what it is asked to do. All methods are functions of the weights given."""
+
+    @property
+    def module(self) -> nn.Module:
+        """The model; its trainable parameters are what is federated."""
+        ...
+
+    def encode(self, examples: Sequence[Example]) -> Batch:
+        """Return a padded batch of at least one example."""
+        ...
+
+    def losses(self, weights: Tensors, batch: Batch) -> torch.Tensor:
+        """Return each example's own loss, (B,); differentiable in `weights`, free of dropout.
+
+        An example's loss depends on that example alone (the mean over *its* valid tokens, 0 when
+        it has none), so that a gradient does not depend on how examples were batched. It must
+        run under `torch.func.vmap`: no branch on values.
+        """
+        ...
+
+    def scores(self, weights: Tensors, examples: Sequence[Example]) -> list[float]:
+        """Return each example's score in [0, 1]."""
+        ...
+
+
+TaskFactory = Callable[[Config], Task]
+
+TASKS: Registry[TaskFactory] = Registry(
+    "task", {"text-to-text": "client_app.tasks.text_to_text:make_task"}
+)
+
+
+@dataclass(frozen=True)
+class ScoreSums:
+    """Per task: number of examples and their summed score, in the order of the tasks."""
+
+    counts: tuple[float, ...]
+    sums: tuple[float, ...]
+
+
+def score_sums(
+    task: Task, weights: Tensors, examples: Sequence[Example], tasks: Sequence[str]
+) -> ScoreSums:
+    """Score examples and sum up by task; a task without examples counts 0."""
+    counts = dict.fromkeys(tasks, 0.0)
+    sums = dict.fromkeys(tasks, 0.0)
+    if examples:
+        for example, score in zip(examples, task.scores(weights, examples), strict=True):
+            counts[example.task] += 1.0
+            sums[example.task] += score
+    return ScoreSums(tuple(counts.values()), tuple(sums.values()))

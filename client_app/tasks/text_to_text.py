@@ -1,0 +1,180 @@
+"""Text in, text out, by a T5: every task is a prefix and a target text."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import nn
+from torch.func import functional_call
+from transformers import AutoTokenizer, T5ForConditionalGeneration
+
+from client_app.datasets.dataset import Example
+from client_app.task import Batch, Tensors
+from regionfed.config import Config
+from regionfed.errors import ConfigurationError
+
+SHIPPED = "retail-t5"
+MAX_SOURCE = 32
+MAX_TARGET = 24
+# Added to attention scores of what must not be seen; exp(-1e9) is 0 and, unlike -inf, a row
+# that is all masked stays finite.
+_HIDDEN = -1e9
+_SCORING_BATCH = 256
+
+
+class TextToText:
+    """A T5 with its tokenizer.
+
+    Parameters
+    ----------
+    module : T5ForConditionalGeneration
+        Put into eval mode for good: dropout would make a search along losses noisy, and noise
+        for privacy regularises already.
+    tokenizer
+        Turns ``"task: source"`` into token ids; appends the end token itself.
+    """
+
+    def __init__(self, module: T5ForConditionalGeneration, tokenizer: Any) -> None:
+        self._module = module.eval()
+        self._tokenizer = tokenizer
+        self._pad = int(module.config.pad_token_id or 0)
+
+    @property
+    def module(self) -> nn.Module:
+        """The T5."""
+        return cast(nn.Module, self._module)
+
+    def encode(self, examples: Sequence[Example]) -> Batch:
+        """Return ``source``, ``source_hidden``, ``inputs`` and ``labels``, each (B, length)."""
+        sources = self._ids([f"{e.task}: {e.source}" for e in examples], MAX_SOURCE)
+        labels = self._ids([e.target for e in examples], MAX_TARGET)
+        # The decoder reads the labels shifted right by its start token.
+        inputs = torch.nn.functional.pad(labels, (1, -1), value=self._pad)
+        return {
+            "source": sources,
+            "source_hidden": (sources == self._pad).float() * _HIDDEN,
+            "inputs": inputs,
+            "labels": labels.masked_fill(labels == self._pad, -100),
+        }
+
+    def _ids(self, texts: list[str], limit: int) -> torch.Tensor:
+        ids = self._tokenizer(texts, truncation=True, max_length=limit)["input_ids"]
+        longest = max(map(len, ids))
+        return torch.tensor([row + [self._pad] * (longest - len(row)) for row in ids])
+
+    def losses(self, weights: Tensors, batch: Batch) -> torch.Tensor:
+        """Return the mean cross-entropy over each example's valid target tokens, (B,)."""
+        length = batch["inputs"].shape[1]
+        future = torch.full((length, length), _HIDDEN).triu(1)
+        logits = functional_call(
+            self.module,
+            dict(weights),
+            kwargs={
+                "input_ids": batch["source"],
+                # Masks of four axes are used as they are; building them from two axes
+                # branches on their values, which vmap cannot follow.
+                "attention_mask": batch["source_hidden"][:, None, None, :],
+                "decoder_input_ids": batch["inputs"],
+                "decoder_attention_mask": future[None, None],
+                "use_cache": False,
+            },
+        ).logits
+        labels = batch["labels"]
+        valid = labels >= 0
+        token_loss = torch.nn.functional.cross_entropy(
+            logits.transpose(1, 2), labels.clamp(min=0), reduction="none"
+        )
+        return (token_loss * valid).sum(1) / valid.sum(1).clamp(min=1)
+
+    def scores(self, weights: Tensors, examples: Sequence[Example]) -> list[float]:
+        """Return each example's score: exact match, or token F1 for entities."""
+        out: list[float] = []
+        for start in range(0, len(examples), _SCORING_BATCH):
+            part = examples[start : start + _SCORING_BATCH]
+            answers = self.answers(weights, part)
+            out += [
+                SCORES.get(e.task, exact_match)(a, e.target)
+                for e, a in zip(part, answers, strict=True)
+            ]
+        return out
+
+    def answers(self, weights: Tensors, examples: Sequence[Example]) -> list[str]:
+        """Return the model's greedy answers."""
+        batch = self.encode(examples)
+        with torch.no_grad():
+            ids = functional_call(
+                _Generate(self._module),
+                {f"t5.{name}": value for name, value in weights.items()},
+                (batch["source"], batch["source"] != self._pad),
+            )
+        return [str(s).strip() for s in self._tokenizer.batch_decode(ids, skip_special_tokens=True)]
+
+
+class _Generate(nn.Module):
+    """Greedy decoding as a module call, so that weights can be swapped for it too."""
+
+    def __init__(self, t5: T5ForConditionalGeneration) -> None:
+        super().__init__()
+        self.t5 = t5
+
+    def forward(self, source: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        generate = cast(Callable[..., torch.Tensor], self.t5.generate)
+        return generate(
+            input_ids=source, attention_mask=mask, max_new_tokens=MAX_TARGET, do_sample=False
+        )
+
+
+def exact_match(answer: str, target: str) -> float:
+    """Return 1 if the texts are equal up to spaces, else 0."""
+    return float(answer.split() == target.split())
+
+
+def token_f1(answer: str, target: str) -> float:
+    """Return the F1 of one query's entity tokens.
+
+    The texts hold one type per word; ``other`` is no entity. A prediction is right when its
+    position and type are. A query without entities scores 1 if none is predicted, else 0.
+    """
+    predicted = Counter(_entities(answer))
+    expected = Counter(_entities(target))
+    total = predicted.total() + expected.total()
+    return 2.0 * (predicted & expected).total() / total if total else 1.0
+
+
+def _entities(text: str) -> list[tuple[int, str]]:
+    return [(i, kind) for i, kind in enumerate(text.split()) if kind != "other"]
+
+
+SCORES: dict[str, Callable[[str, str], float]] = {"entities": token_f1}
+
+
+def model_folder(model: str) -> Path:
+    """Return the folder of a model: the shipped one by name, or a local folder.
+
+    Raises
+    ------
+    ConfigurationError
+        If there is no such folder.
+    """
+    if model == SHIPPED:
+        return Path(str(resources.files("client_app.tasks") / "retail_t5"))
+    folder = Path(model).expanduser()
+    if not folder.is_dir():
+        raise ConfigurationError(
+            f"model='{model}': no such folder. Give '{SHIPPED}' or a folder made by "
+            f"save_pretrained; nothing is fetched from a hub."
+        )
+    return folder
+
+
+def make_task(config: Config) -> TextToText:
+    """Load the model and tokenizer that a configuration names, from local files only."""
+    folder = model_folder(config.model)
+    module = T5ForConditionalGeneration.from_pretrained(
+        folder, local_files_only=True, attn_implementation="eager"
+    )
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    return TextToText(module, tokenizer)

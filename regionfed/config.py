@@ -1,0 +1,236 @@
+"""The whole configuration of a run: one place, with defaults, ranges and help.
+
+Flower's run configuration is flat: ``flwr run . --run-config 'rounds=5 seed=1'``. Keys are
+written with dashes there and with underscores here. `Config.from_run_config` validates once;
+past it no code checks a setting again.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import MISSING, Field, asdict, dataclass, field, fields
+from typing import Any
+
+from regionfed.errors import ConfigurationError
+from regionfed.registry import nearest
+
+Value = bool | int | float | str
+
+
+def setting(
+    default: Value,
+    help: str,
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    open_low: bool = False,
+    open_high: bool = False,
+    choices: tuple[str, ...] = (),
+) -> Any:
+    """Declare one setting: its default, what it does, and the values it may take.
+
+    Parameters
+    ----------
+    default : bool, int, float or str
+        Default; it also fixes the type.
+    help : str
+        One line for a person.
+    low, high : float, optional
+        Bounds of a number, inclusive unless `open_low` or `open_high`.
+    choices : tuple of str, optional
+        The only values that a text may have.
+    """
+    metadata = {
+        "help": help,
+        "low": low,
+        "high": high,
+        "open_low": open_low,
+        "open_high": open_high,
+        "choices": choices,
+    }
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True)
+class Config:
+    """A validated configuration; see each field's ``help``."""
+
+    # The run
+    seed: int = setting(0, "seed of data, sampling and initialisation (never of noise)", low=0)
+    rounds: int = setting(40, "training rounds", low=1, high=100_000)
+    run_dir: str = setting("runs", "folder of the runs; relative to the project")
+    resume: str = setting("", "run folder to continue, or 'latest'; its settings are kept")
+    workers: int = setting(
+        0, "simulation processes; 0 = one per core, at most one per region", low=0
+    )
+    round_timeout: float = setting(
+        600.0, "seconds a region has to answer", low=0.0, open_low=True, high=86_400.0
+    )
+    join_timeout: float = setting(
+        120.0, "seconds to wait for the declared regions and devices", low=0.0, high=86_400.0
+    )
+    min_regions: int = setting(1, "regions that must answer for a round to count", low=1)
+    max_failed_rounds: int = setting(
+        3, "rounds in a row below min-regions before the run ends as failed", low=1
+    )
+
+    # Data and model
+    dataset: str = setting("retail", "'retail' (generated), 'esci', or 'package.module:loader'")
+    data_path: str = setting("", "folder of the dataset's files, for datasets read from disk")
+    regions: int = setting(8, "number of regions", low=1, high=10_000)
+    clients_per_region: int = setting(10, "devices per region", low=1, high=1_000_000)
+    examples_per_client: int = setting(600, "training examples per device", low=1)
+    dirichlet_alpha: float = setting(
+        0.3, "label skew over devices; small is skewed", low=0.0, open_low=True, high=1e6
+    )
+    task: str = setting("text-to-text", "'text-to-text', or 'package.module:make_task'")
+    model: str = setting("retail-t5", "'retail-t5' (shipped), or a local Hugging Face folder")
+    client_app: str = setting("client_app.app:app", "ClientApp that answers the contract")
+    microbatch: int = setting(64, "examples per vectorised gradient pass", low=1)
+
+    # Learning
+    server_optimiser: str = setting("momentum", "'momentum', 'adam', or 'package.module:Class'")
+    server_lr: float = setting(1.0, "step of the global model", low=0.0, open_low=True, high=1e3)
+    server_momentum: float = setting(
+        0.9, "momentum of the server optimiser", low=0.0, high=1.0, open_high=True
+    )
+    averaging: float = setting(
+        0.0,
+        "decay of the average of past global models; 0 = off",
+        low=0.0,
+        high=1.0,
+        open_high=True,
+    )
+
+    # Personalisation
+    personaliser: str = setting("residual", "'residual', 'none', or 'package.module:Class'")
+    residual_step: float = setting(3.0, "step of the accumulated residual", low=0.0, high=1e4)
+    conflict: str = setting(
+        "sketch", "what measures conflict", choices=("sketch", "debiased", "raw")
+    )
+    sketch_size: int = setting(256, "dimensions of the conflict sketch", low=1, high=65_536)
+    alpha_min: float = setting(0.5, "least personalisation weight", low=0.0, high=1.0)
+    alpha_gain: float = setting(
+        1.0, "slope of the sigmoid, per spread of round-1 conflicts", low=0.0, high=1e3
+    )
+    rho_high: float = setting(2.0, "upper end of the search for rho", low=0.0, high=1e3)
+    rho_evaluations: int = setting(4, "golden-section evaluations per search", low=2, high=8)
+    rho_every: int = setting(10, "rounds between searches for rho; 0 = never, rho stays 1", low=0)
+
+    # Privacy
+    privacy_mode: str = setting(
+        "dp", "'dp', or 'none' (no noise at all; the report says so)", choices=("dp", "none")
+    )
+    unit: str = setting("example", "what one unit of privacy protects", choices=("example",))
+    target_epsilon: float = setting(
+        4.0, "epsilon that the whole run may reach", low=0.0, open_low=True, high=1e3
+    )
+    delta: float = setting(
+        1e-5, "delta of the guarantee", low=0.0, open_low=True, high=1.0, open_high=True
+    )
+    sampling_rate: float = setting(
+        0.07, "chance of each example to be in a round", low=0.0, open_low=True, high=1.0
+    )
+    clip_norm: float = setting(
+        0.5, "L2 bound C of one example's gradient", low=0.0, open_low=True, high=1e6
+    )
+    auxiliary_noise_ratio: float = setting(
+        4.0,
+        "noise multiplier of sketch, loss and votes, over that of the update",
+        low=0.0,
+        open_low=True,
+        high=1e3,
+    )
+    size_noise_multiplier: float = setting(
+        20.0, "noise multiplier of a region's size, released once", low=0.0, open_low=True, high=1e6
+    )
+    noise_seed: int = setting(
+        -1, "-1 = secure noise; 0 or more = reproducible, FOR TESTS ONLY, voids privacy", low=-1
+    )
+
+    # Evaluation
+    evaluate_every: int = setting(10, "rounds between evaluations; the last is always one", low=1)
+    evaluation_privacy: str = setting(
+        "noised",
+        "'noised' (charged), 'panel' (held-out examples of a consenting panel), or 'off'",
+        choices=("noised", "panel", "off"),
+    )
+    evaluation_epsilon: float = setting(
+        4.0, "epsilon for held-out examples, when noised", low=0.0, open_low=True, high=1e3
+    )
+
+    @classmethod
+    def from_run_config(cls, run_config: Mapping[str, object]) -> "Config":
+        """Validate a flat run configuration; keys that are absent take their default.
+
+        Raises
+        ------
+        ConfigurationError
+            Naming the key, what was found, what is allowed, and for an unknown key the
+            nearest known one.
+        """
+        known = {key_of(f): f for f in fields(cls)}
+        for key in run_config:
+            if key not in known:
+                raise ConfigurationError(f"unknown setting '{key}'{nearest(key, list(known))}")
+        values: dict[str, Any] = {
+            known[k].name: _validated(k, known[k], v) for k, v in run_config.items()
+        }
+        config = cls(**values)
+        config._check_combinations()
+        return config
+
+    def _check_combinations(self) -> None:
+        if self.min_regions > self.regions:
+            raise ConfigurationError(
+                f"min-regions={self.min_regions} exceeds regions={self.regions}; lower it."
+            )
+        if self.privacy_mode == "none" and self.evaluation_privacy == "noised":
+            # Without privacy nothing is noised; say it in the record rather than pretend.
+            object.__setattr__(self, "evaluation_privacy", "panel")
+
+    def to_run_config(self) -> dict[str, Value]:
+        """Return the flat run configuration: `from_run_config` of it gives an equal object."""
+        names = {f.name: key_of(f) for f in fields(self)}
+        return {names[name]: value for name, value in asdict(self).items()}
+
+
+def key_of(setting_field: "Field[Any]") -> str:
+    """Return the key that a person writes for a field: dashes for underscores."""
+    return setting_field.name.replace("_", "-")
+
+
+def _validated(key: str, declared: "Field[Any]", value: object) -> Value:
+    if declared.default is MISSING:  # pragma: no cover - every setting has a default
+        raise ConfigurationError(f"setting '{key}' has no default")
+    kind = type(declared.default)
+    if kind is float and type(value) is int:
+        value = float(value)
+    if type(value) is not kind:
+        raise ConfigurationError(
+            f"{key}={value!r}: expected {kind.__name__}, got {type(value).__name__}."
+        )
+    rule = declared.metadata
+    if isinstance(value, str) and rule["choices"] and value not in rule["choices"]:
+        raise ConfigurationError(
+            f"{key}='{value}'{nearest(value, list(rule['choices']))} "
+            f"Allowed: {', '.join(rule['choices'])}."
+        )
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        _check_range(key, value, rule)
+    return value  # type: ignore[return-value] # its type was compared with the default's
+
+
+def _check_range(key: str, value: float, rule: Mapping[str, Any]) -> None:
+    low, high = rule["low"], rule["high"]
+    # nan passes `value < low`, so finiteness is asked first; -0.0 would pass an open bound at 0.
+    good = math.isfinite(value)
+    if good and low is not None:
+        good = value > low if rule["open_low"] else value >= low
+    if good and high is not None:
+        good = value < high if rule["open_high"] else value <= high
+    if not good:
+        left = "(" if rule["open_low"] or low is None else "["
+        right = ")" if rule["open_high"] or high is None else "]"
+        bounds = f"{left}{'-inf' if low is None else low:g}" if low is not None else "(-inf"
+        bounds += f", {high:g}{right}" if high is not None else ", inf)"
+        raise ConfigurationError(f"{key}={value!r}: must be a finite number in {bounds}.")

@@ -1,0 +1,382 @@
+"""Every message that crosses a tier: its name, direction, fields and dtypes, validated both ways.
+
+A message is a frozen dataclass. Its fields say what crosses, and nothing else can:
+
+* tensors travel as float32 vectors in an ArrayRecord, in chunks;
+* numbers that were computed travel in a MetricRecord, everything else in a ConfigRecord.
+
+`encode` refuses to build a message that breaks the contract, `decode` refuses to read one:
+exact keys, types, lengths, finite values. The receiver states the lengths it expects.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, ClassVar, TypeVar, get_args, get_type_hints
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+
+from regionfed.errors import ContractError
+from regionfed.vector import from_arrays, to_arrays
+
+VERSION = 1
+
+M = TypeVar("M")
+
+
+@dataclass(frozen=True)
+class Length:
+    """Names the dimension of a vector or list, so that a receiver can state what it expects."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Computed:
+    """Marks a number that was computed: it travels in the MetricRecord."""
+
+
+Model = Annotated[torch.Tensor, Length("p")]
+Sketch = Annotated[torch.Tensor, Length("k")]
+Number = Annotated[float, Computed()]
+Count = Annotated[int, Computed()]
+Scores = Annotated[list[float], Computed(), Length("3*tasks")]
+Differences = Annotated[list[float], Computed(), Length("steps")]
+
+
+# ---------------------------------------------------------------------------- server <-> region
+@dataclass(frozen=True)
+class RegionTrain:
+    """Server to region: give me your noised update at this model."""
+
+    NAME: ClassVar[str] = "train"
+
+    round: int
+    layout: str
+    theta: Model
+
+
+@dataclass(frozen=True)
+class RegionUpdate:
+    """Region to server: one noised update. The only thing a region ever says of its data.
+
+    `update`, `sketch` and `loss` are one joint release of one Poisson sample, already divided by
+    the expected batch. `examples` was released once, noised, when the run began. The noise
+    levels and `epsilon` (-1 where privacy is off) depend on no data; `quarantined` counts
+    devices whose reply was refused, never which or why.
+    """
+
+    region: str
+    update: Model
+    sketch: Sketch
+    loss: Number
+    examples: Number
+    update_noise_std: Number
+    sketch_noise_std: Number
+    epsilon: Number
+    quarantined: Count
+
+
+@dataclass(frozen=True)
+class RegionPersonalise:
+    """Server to region: personalise against this noised global update, then evaluate."""
+
+    NAME: ClassVar[str] = "evaluate"
+
+    round: int
+    layout: str
+    median_conflict: float
+    conflict_spread: float
+    noise_floor: float
+    theta: Model
+    global_update: Model
+    global_sketch: Sketch
+
+
+@dataclass(frozen=True)
+class RegionScores:
+    """Region to server: what its personalisation came to, and noised scores if permitted.
+
+    Scores are released as sums over held-out examples: per task (count, global, personalised).
+    """
+
+    region: str
+    strategy: str
+    reason: str
+    scored: bool
+    conflict: Number
+    alpha: Number
+    rho: Number
+    epsilon: Number
+    evaluation_epsilon: Number
+    scores: Scores
+
+
+# --------------------------------------------------------------------- coordinator <-> device
+@dataclass(frozen=True)
+class GradientRequest:
+    """Coordinator to device: the sum of clipped per-example gradients of a Poisson sample."""
+
+    NAME: ClassVar[str] = "train.gradient"
+
+    round: int
+    layout: str
+    sampling_rate: float
+    clip_norm: float
+    loss_cap: float
+    sketch_seed: int
+    sketch_size: int
+    point: Model
+
+
+@dataclass(frozen=True)
+class GradientReply:
+    """Device to coordinator; never leaves the region.
+
+    `total` is the sum over the sample of gradients clipped to C, `sketch` the sum of their
+    sketches clipped to C, `loss` the sum of losses clipped to the cap.
+    """
+
+    total: Model
+    sketch: Sketch
+    loss: Number
+
+
+@dataclass(frozen=True)
+class LossRequest:
+    """Coordinator to device: losses along a line, for the search of rho.
+
+    The points are ``base + t * direction`` for each t in `steps`; the reply is relative to t = 0.
+    """
+
+    NAME: ClassVar[str] = "evaluate.loss"
+
+    round: int
+    layout: str
+    sampling_rate: float
+    clip_norm: float
+    steps: list[float]
+    base: Model
+    direction: Model
+
+
+@dataclass(frozen=True)
+class LossReply:
+    """Device to coordinator: summed loss differences, each example's clipped to an L2 norm."""
+
+    differences: Differences
+
+
+@dataclass(frozen=True)
+class ScoreRequest:
+    """Coordinator to device: score these two models on the held-out examples."""
+
+    NAME: ClassVar[str] = "evaluate.metrics"
+
+    round: int
+    layout: str
+    theta: Model
+    personalised: Model
+
+
+@dataclass(frozen=True)
+class ScoreReply:
+    """Device to coordinator: per task (count, sum of global scores, sum of personalised)."""
+
+    scores: Scores
+
+
+@dataclass(frozen=True)
+class ProfileRequest:
+    """Coordinator to device: say how many examples you hold."""
+
+    NAME: ClassVar[str] = "query.profile"
+
+    layout: str
+
+
+@dataclass(frozen=True)
+class ProfileReply:
+    """Device to coordinator; only the noised sum over devices is ever used."""
+
+    examples: Count
+
+
+EXCHANGES: tuple[tuple[str, type, type], ...] = (
+    ("server -> region", RegionTrain, RegionUpdate),
+    ("server -> region", RegionPersonalise, RegionScores),
+    ("region -> device", GradientRequest, GradientReply),
+    ("region -> device", LossRequest, LossReply),
+    ("region -> device", ScoreRequest, ScoreReply),
+    ("region -> device", ProfileRequest, ProfileReply),
+)
+
+
+def message_type(request: object) -> str:
+    """Return the Flower message type that a request travels under."""
+    return str(type(request).NAME)  # type: ignore[attr-defined] # every request has one
+
+
+# ------------------------------------------------------------------------------------- codec
+def encode(message: object) -> RecordDict:
+    """Return the records of a message.
+
+    Raises
+    ------
+    ContractError
+        If a value has not its declared type or is not finite.
+    """
+    arrays = ArrayRecord()
+    config: dict[str, Any] = {"contract.version": VERSION}
+    metrics: dict[str, Any] = {}
+    for declared in _declared(type(message)):
+        value = getattr(message, declared.name)
+        if declared.is_vector:
+            if value.ndim != 1 or not bool(torch.isfinite(value).all()):
+                raise ContractError(f"{declared.path}: must be a finite vector.")
+            for key, array in to_arrays(declared.name, value).items():
+                arrays[key] = array
+        else:
+            target = metrics if declared.is_computed else config
+            target[declared.name] = _checked(declared, declared.type, _plain(value))
+    records: dict[str, Any] = {"config": ConfigRecord(config)}
+    if len(arrays):
+        records["arrays"] = arrays
+    if metrics:
+        records["metrics"] = MetricRecord(metrics)
+    return RecordDict(records)
+
+
+def decode(kind: type[M], records: RecordDict, lengths: Mapping[str, int]) -> M:
+    """Read a message of `kind`, or refuse it.
+
+    Parameters
+    ----------
+    kind : type
+        The dataclass that is expected.
+    records : RecordDict
+        What came.
+    lengths : Mapping[str, int]
+        Expected length of each dimension, e.g. ``{"p": 230400, "k": 256}``; a dimension that
+        is not named may have any.
+
+    Raises
+    ------
+    ContractError
+        Naming the field, what was expected and what was found.
+    """
+    fields_of = _declared(kind)
+    arrays = _record(kind, records, "arrays", ArrayRecord, any(f.is_vector for f in fields_of))
+    metrics = _record(kind, records, "metrics", MetricRecord, any(f.is_computed for f in fields_of))
+    config = dict(_record(kind, records, "config", ConfigRecord, True))
+    if extra := set(records) - {"arrays", "metrics", "config"}:
+        raise ContractError(f"{kind.__name__}: unknown records {sorted(extra)}.")
+    version = config.pop("contract.version", None)
+    if version != VERSION:
+        raise ContractError(f"{kind.__name__}: contract version {version}, this end has {VERSION}.")
+    vectors = {key.rpartition("/")[0] for key in arrays}
+    _same_keys(kind, "arrays", vectors, {f.name for f in fields_of if f.is_vector})
+    _same_keys(kind, "metrics", set(metrics), {f.name for f in fields_of if f.is_computed})
+    _same_keys(
+        kind,
+        "config",
+        set(config),
+        {f.name for f in fields_of if not f.is_vector and not f.is_computed},
+    )
+    values: dict[str, Any] = {}
+    for field in fields_of:
+        length = lengths.get(field.length)
+        if field.is_vector:
+            try:
+                values[field.name] = from_arrays(field.name, arrays, length)
+            except ContractError as error:
+                raise ContractError(f"{kind.__name__}: {error}") from error
+            continue
+        source = metrics if field.is_computed else config
+        value = _checked(field, field.type, source[field.name])
+        if isinstance(value, list) and length is not None and len(value) != length:
+            raise ContractError(f"{field.path}: expected {length} numbers, got {len(value)}.")
+        values[field.name] = value
+    return kind(**values)
+
+
+@dataclass(frozen=True)
+class _Declared:
+    """One field of a message, as its annotation declares it."""
+
+    path: str
+    name: str
+    type: Any
+    length: str
+    is_computed: bool
+
+    @property
+    def is_vector(self) -> bool:
+        return self.type is torch.Tensor
+
+
+_DECLARED: dict[type, tuple[_Declared, ...]] = {}
+
+
+def _declared(kind: type) -> tuple[_Declared, ...]:
+    if kind not in _DECLARED:
+        _DECLARED[kind] = _read_declaration(kind)
+    return _DECLARED[kind]
+
+
+def _read_declaration(kind: type) -> tuple[_Declared, ...]:
+    hints = get_type_hints(kind, include_extras=True)
+    out = []
+    for field in fields(kind):
+        hint = hints[field.name]
+        marks = getattr(hint, "__metadata__", ())
+        out.append(
+            _Declared(
+                path=f"{kind.__name__}.{field.name}",
+                name=field.name,
+                type=get_args(hint)[0] if marks else hint,
+                length=next((m.name for m in marks if isinstance(m, Length)), ""),
+                is_computed=any(isinstance(m, Computed) for m in marks),
+            )
+        )
+    return tuple(out)
+
+
+def _record(kind: type, records: RecordDict, name: str, of: type[Any], wanted: bool) -> Any:
+    """Return a record of the right kind; an empty one where the message has none."""
+    if (name in records) != wanted:
+        what = "lacks" if wanted else "must not have"
+        raise ContractError(f"{kind.__name__}: {what} record '{name}'.")
+    record = records[name] if wanted else of()
+    if type(record) is not of:
+        raise ContractError(f"{kind.__name__}: record '{name}' is not a {of.__name__}.")
+    return record
+
+
+def _same_keys(kind: type, where: str, found: set[str], expected: set[str]) -> None:
+    if found != expected:
+        missing, extra = sorted(expected - found), sorted(found - expected)
+        raise ContractError(f"{kind.__name__}: {where} lacks {missing} and has unknown {extra}.")
+
+
+def _plain(value: object) -> object:
+    """Coerce numpy and torch scalars, which Flower's records refuse; the only place that does."""
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    return value.item() if hasattr(value, "item") else value
+
+
+def _checked(field: _Declared, hint: Any, value: Any) -> Any:
+    """Return `value` if it has the type `hint` and is finite; an int may stand for a float."""
+    if hint == list[float]:
+        if not isinstance(value, list):
+            raise ContractError(f"{field.path}: expected a list, got {type(value).__name__}.")
+        return [_checked(field, float, v) for v in value]
+    if hint is float and type(value) is int:
+        value = float(value)
+    if type(value) is not hint:
+        raise ContractError(f"{field.path}: expected {hint.__name__}, got {type(value).__name__}.")
+    if hint is float and not math.isfinite(value):
+        raise ContractError(f"{field.path}: {value} is not finite.")
+    return value

@@ -1,0 +1,74 @@
+"""Files that survive a crash: whole or absent, and on the disk before the call returns."""
+
+import os
+from pathlib import Path
+from typing import BinaryIO
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """Write a file so that a reader, now or after a crash, sees the old or the new one whole."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def sync_folder(path: Path) -> None:
+    """Put a new name in a folder on the disk; Windows cannot open a folder, nor needs to."""
+    if os.name == "nt":
+        return
+    folder = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def append_line(path: Path, line: str) -> None:
+    """Append one line and return when it is on the disk.
+
+    A last line that a crash cut short is dropped first: it never was one.
+    """
+    data = encode_text(line + "\n")
+    if not path.exists():
+        write_atomic(path, data)  # a new name has to reach the disk too
+        return
+    with path.open("rb+") as file:
+        file.truncate(_end_of_lines(file))
+        file.seek(0, os.SEEK_END)
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def encode_text(text: str) -> bytes:
+    """Return UTF-8; an exception's text may hold half a character, and must not fail here."""
+    return text.encode("utf-8", errors="replace")
+
+
+def _end_of_lines(file: BinaryIO) -> int:
+    """Return where the last whole line ends; reads the file only if that is not its end."""
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(size - 1, 0))
+    if file.read() in {b"", b"\n"}:
+        return size
+    file.seek(0)
+    return file.read().rfind(b"\n") + 1
+
+
+def read_lines(path: Path) -> list[str]:
+    """Return the whole lines of a file; one that a crash cut short is not, and no file has none.
+
+    Only a newline ends a line: text may hold other characters that Python splits at.
+    """
+    if not path.exists():
+        return []
+    return [line.decode() for line in path.read_bytes().split(b"\n")[:-1] if line.strip()]

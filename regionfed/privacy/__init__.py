@@ -1,0 +1,1 @@
+"""Privacy that is accounted: mechanisms, the ledger of releases, the accountant, the plan."""

@@ -1,0 +1,155 @@
+"""Noise planned from a target epsilon, before anything is released.
+
+All releases of a run are known in advance, so their joint epsilon is: the plan finds the least
+noise multiplier of the update for which everything that the run will release stays in budget.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from regionfed.config import Config
+from regionfed.errors import PrivacyError
+from regionfed.privacy.accountant import Release, count_releases, epsilon
+from regionfed.privacy.mechanism import GaussianSum, Part
+
+TRAIN = "train"
+HELD_OUT = "held-out"
+
+# A device's loss is cut here: what is released of it needs a bound. A model that guesses among
+# a thousand tokens has a loss near 7.
+LOSS_CAP = 8.0
+# Bound on one example's vector of loss differences in a search of rho.
+VOTE_BOUND = 1.0
+_LARGEST_NOISE = 1e4
+
+
+@dataclass(frozen=True)
+class PrivacyPlan:
+    """The mechanisms of a run; the same object noises, charges and reports.
+
+    Attributes
+    ----------
+    update : GaussianSum
+        Each round: update, loss and, where conflict is measured by it, sketch.
+    vote : GaussianSum
+        Losses along the line, in the rounds that search for rho.
+    size : GaussianSum
+        The region's number of examples, once.
+    scores : GaussianSum
+        Held-out scores, in the rounds that evaluate.
+    votes : bool
+        Whether the run searches for rho at all.
+    budgets : dict of str to float
+        Population to epsilon; inf where nothing is promised.
+    """
+
+    update: GaussianSum
+    vote: GaussianSum
+    size: GaussianSum
+    scores: GaussianSum
+    votes: bool
+    budgets: dict[str, float]
+
+
+def searches_rho(config: Config, round_: int) -> bool:
+    """Say whether a round searches for rho."""
+    return config.rho_every > 0 and round_ % config.rho_every == 0
+
+
+def evaluates(config: Config, round_: int) -> bool:
+    """Say whether a round evaluates: every n-th, and always the last."""
+    if config.evaluation_privacy == "off":
+        return False
+    return round_ % config.evaluate_every == 0 or round_ == config.rounds
+
+
+def plan_privacy(config: Config, *, sketch: bool, votes: bool) -> PrivacyPlan:
+    """Plan every release of a run.
+
+    Parameters
+    ----------
+    config : Config
+    sketch : bool
+        Whether updates carry a sketch.
+    votes : bool
+        Whether the personaliser searches for rho.
+
+    Raises
+    ------
+    PrivacyError
+        If no noise reaches the target, naming what to change.
+    """
+    rounds = range(1, config.rounds + 1)
+    vote_count = sum(searches_rho(config, r) for r in rounds) if votes else 0
+    score_count = sum(evaluates(config, r) for r in rounds)
+    ratio = config.auxiliary_noise_ratio
+
+    def mechanisms(z: float, z_scores: float) -> PrivacyPlan:
+        off = config.privacy_mode == "none"
+        auxiliary = 0.0 if off else ratio * z
+        parts = [Part("update", config.clip_norm, z), Part("loss", LOSS_CAP, auxiliary)]
+        if sketch:
+            parts.append(Part("sketch", config.clip_norm, auxiliary))
+        name = "+".join(part.name for part in parts)
+        rate, unit = config.sampling_rate, config.unit
+        return PrivacyPlan(
+            update=GaussianSum(name, TRAIN, unit, rate, tuple(parts)),
+            vote=GaussianSum("rho vote", TRAIN, unit, rate, (Part("vote", VOTE_BOUND, auxiliary),)),
+            size=GaussianSum(
+                "region size",
+                TRAIN,
+                unit,
+                1.0,
+                (Part("size", 1.0, 0.0 if off else config.size_noise_multiplier),),
+            ),
+            # An example counts once, with two scores in [0, 1]: norm at most sqrt(3).
+            scores=GaussianSum(
+                "held-out scores", HELD_OUT, unit, 1.0, (Part("scores", 3**0.5, z_scores),)
+            ),
+            votes=votes,
+            budgets={
+                TRAIN: float("inf") if off else config.target_epsilon,
+                HELD_OUT: config.evaluation_epsilon
+                if config.evaluation_privacy == "noised"
+                else float("inf"),
+            },
+        )
+
+    def training_epsilon(z: float) -> float:
+        plan = mechanisms(z, 1.0)
+        releases: list[Release] = [_release(plan.update)] * config.rounds
+        releases += [_release(plan.vote)] * vote_count + [_release(plan.size)]
+        return epsilon(count_releases(releases), config.delta)
+
+    def scores_epsilon(z: float) -> float:
+        return epsilon(count_releases([(z, 1.0)] * score_count), config.delta)
+
+    z = z_scores = 0.0
+    if config.privacy_mode == "dp":
+        z = _least_noise(training_epsilon, config.target_epsilon, "target-epsilon")
+    if config.evaluation_privacy == "noised" and score_count:
+        z_scores = _least_noise(scores_epsilon, config.evaluation_epsilon, "evaluation-epsilon")
+    return mechanisms(z, z_scores)
+
+
+def _release(mechanism: GaussianSum) -> Release:
+    return (mechanism.noise_multiplier, mechanism.sampling_rate)
+
+
+def _least_noise(spent: Callable[[float], float], target: float, key: str) -> float:
+    """Return the least noise multiplier (to 1e-3 of itself) with ``spent(z) <= target``."""
+    low, high = 0.0, 1.0
+    while spent(high) > target:
+        low, high = high, 2.0 * high
+        if high > _LARGEST_NOISE:
+            raise PrivacyError(
+                f"{key}={target:g} cannot be reached by any noise on the updates: raise it, raise "
+                f"size-noise-multiplier, or lower rounds or sampling-rate."
+            )
+    while high - low > 1e-3 * high:
+        middle = 0.5 * (low + high)
+        if middle > 0.05 and spent(middle) <= target:
+            high = middle
+        else:
+            low = middle
+    return high

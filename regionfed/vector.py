@@ -1,0 +1,186 @@
+"""A model as one flat vector of its unique trainable storages, and back.
+
+What crosses a wire is this vector: no buffers, no frozen weights, and each tied matrix once
+(a T5 `state_dict` carries its embedding four times). Ties are found by storage identity, not
+by what a configuration says.
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from flwr.app import Array, ArrayRecord
+from torch import nn
+
+from regionfed.errors import ContractError
+
+# Elements in one Array: 16 MiB of float32, so that encoding a large model never needs a second
+# copy of all of it at once. Flower cuts each Array into network chunks of its own.
+CHUNK = 4 * 1024 * 1024
+
+
+def _storage_key(tensor: torch.Tensor) -> tuple[object, ...]:
+    """Identify the memory a tensor looks at (a meta tensor has none: its identity stands in)."""
+    if tensor.is_meta:
+        return (id(tensor),)
+    return (
+        tensor.untyped_storage().data_ptr(),
+        tensor.storage_offset(),
+        tuple(tensor.shape),
+        tensor.stride(),
+    )
+
+
+def trainable_storages(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """Yield each trainable storage once, under the first name it has in the module."""
+    seen = set()
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        key = _storage_key(parameter)
+        if parameter.requires_grad and key not in seen:
+            seen.add(key)
+            yield name, parameter
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where each trainable tensor lies in the flat vector.
+
+    Attributes
+    ----------
+    names : tuple of str
+        One canonical name per storage, in the module's order.
+    shapes : tuple of tuple of int
+        () for a scalar.
+    dtypes : tuple of torch.dtype
+        What each tensor is in the module; the vector itself is float32.
+    """
+
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[torch.dtype, ...]
+
+    @classmethod
+    def of(cls, module: nn.Module) -> "Layout":
+        """Read the layout of a module's trainable storages.
+
+        Raises
+        ------
+        ContractError
+            If nothing is trainable.
+        """
+        storages = list(trainable_storages(module))
+        if not storages:
+            raise ContractError("the model has no trainable parameter; unfreeze at least one.")
+        return cls(
+            names=tuple(name for name, _ in storages),
+            shapes=tuple(tuple(p.shape) for _, p in storages),
+            dtypes=tuple(p.dtype for _, p in storages),
+        )
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Number of elements of each tensor."""
+        return tuple(torch.Size(shape).numel() for shape in self.shapes)
+
+    @property
+    def size(self) -> int:
+        """Number of elements p of the vector."""
+        return sum(self.sizes)
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of names, shapes and dtypes: two ends agree on the layout when it is equal."""
+        text = repr((self.names, self.shapes, [str(d) for d in self.dtypes]))
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def flatten(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Return the vector (p,) float32 of named tensors; a missing one counts as zero.
+
+        Frozen or unused parameters have no gradient; their positions must stay.
+        """
+        out = torch.zeros(self.size)
+        for name, view in self.views(out).items():
+            if (tensor := tensors.get(name)) is not None:
+                view.copy_(tensor.detach())
+        return out
+
+    def read(self, module: nn.Module) -> torch.Tensor:
+        """Return the module's trainable values as a vector (p,) float32."""
+        return self.flatten(dict(trainable_storages(module)))
+
+    def views(self, vector: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return the named tensors as views of `vector` (..., p); leading axes are kept."""
+        lead = vector.shape[:-1]
+        parts = torch.split(vector, list(self.sizes), dim=-1)
+        return {
+            name: part.view(*lead, *shape)
+            for name, shape, part in zip(self.names, self.shapes, parts, strict=True)
+        }
+
+    def tensors(self, vector: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return the named tensors in the module's own dtypes (no copy where it is float32)."""
+        views = self.views(vector)
+        return {
+            name: views[name].to(dtype) for name, dtype in zip(self.names, self.dtypes, strict=True)
+        }
+
+    def write(self, vector: torch.Tensor, module: nn.Module) -> None:
+        """Copy a vector (p,) into the module; ties, frozen weights and buffers are kept."""
+        if vector.shape != (self.size,):
+            raise ContractError(f"vector {tuple(vector.shape)} does not fit layout ({self.size},).")
+        views = self.views(vector)
+        with torch.no_grad():
+            for name, parameter in trainable_storages(module):
+                parameter.copy_(views[name])
+
+
+def to_arrays(name: str, vector: torch.Tensor, chunk: int = CHUNK) -> dict[str, Array]:
+    """Cut a float32 vector (n,) into Arrays ``name/0``, ``name/1``, ... of at most `chunk`."""
+    flat = vector.detach().to(torch.float32).contiguous()
+    pieces = torch.split(flat, chunk) if flat.numel() else (flat,)
+    return {f"{name}/{i}": Array(piece.numpy()) for i, piece in enumerate(pieces)}
+
+
+def from_arrays(name: str, record: ArrayRecord, size: int | None) -> torch.Tensor:
+    """Join the Arrays of `name` into a finite float32 vector (size,).
+
+    Nothing is allocated before the declared shapes add up to `size`, so that a lying sender
+    cannot make the receiver allocate more than it expects.
+
+    Raises
+    ------
+    ContractError
+        Naming the vector, what was expected and what came.
+    """
+    keys = [key for key in record if key.rpartition("/")[0] == name]
+    if set(keys) != {f"{name}/{i}" for i in range(len(keys))} or not keys:
+        raise ContractError(f"vector '{name}': chunks {sorted(keys)} are not 0..n-1.")
+    arrays = [record[f"{name}/{i}"] for i in range(len(keys))]
+    for array in arrays:
+        if array.dtype != "float32" or len(array.shape) != 1:
+            raise ContractError(
+                f"vector '{name}': expected float32 of one axis, got {array.dtype} {array.shape}."
+            )
+    declared = sum(array.shape[0] for array in arrays)
+    if size is not None and declared != size:
+        raise ContractError(f"vector '{name}': expected {size} elements, got {declared}.")
+    out = torch.empty(declared)
+    start = 0
+    for array in arrays:
+        # The header inside the bytes is the sender's word too: it must say what `shape` says.
+        if len(array.data) > 4 * array.shape[0] + 4096:
+            raise ContractError(f"vector '{name}': {len(array.data)} bytes for {array.shape}.")
+        try:
+            piece = array.numpy()
+        except (ValueError, TypeError, OSError, EOFError) as error:
+            raise ContractError(f"vector '{name}': unreadable array ({error}).") from error
+        if piece.shape != array.shape or str(piece.dtype) != "float32":
+            raise ContractError(
+                f"vector '{name}': declared float32 {array.shape}, is {piece.dtype} {piece.shape}."
+            )
+        out[start : start + piece.size] = torch.from_numpy(piece)
+        start += piece.size
+    if not bool(torch.isfinite(out).all()):
+        raise ContractError(f"vector '{name}': holds nan or inf.")
+    return out

@@ -1,0 +1,199 @@
+"""Make the embedded T5: train its tokenizer and pretrain it on region-neutral queries.
+
+    python scripts/pretrain_retail_t5.py --out client_app/tasks/retail_t5
+
+The model sees no regional query, no regional spelling and no kind of query that any device is
+tested on. The tokenizer is trained on the lexicon, regional words included, so that they split
+into few pieces; it learns nothing of their meaning. With equal versions of torch, transformers
+and tokenizers on one kind of processor, two runs write equal files.
+"""
+
+import argparse
+import json
+import math
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers
+from tokenizers import pre_tokenizers, processors, trainers
+from torch.nn.functional import cross_entropy
+from transformers import PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
+
+from client_app.datasets.dataset import Example
+from client_app.datasets.retail import public_examples
+from client_app.datasets.retail.generator import TASKS
+from client_app.datasets.retail.lexicon import FORMS, INTENTS, NEUTRAL_WORDS, REGIONAL_WORDS, TYPES
+
+PAD, EOS, UNK = "<pad>", "</s>", "<unk>"
+PREFIXES = tuple(f"{task}:" for task in TASKS)
+ALPHABET = "abcdefghijklmnopqrstuvwxyz0123456789-.,&'/+%"
+
+
+def main() -> None:
+    """Run the script."""
+    options = parse()
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    torch.manual_seed(options.seed)
+    tokenizer = make_tokenizer(options.vocabulary)
+    model = make_model(len(tokenizer))
+    print(f"{model.num_parameters():,} parameters, {len(tokenizer)} tokens", flush=True)
+    train(model, tokenizer, options)
+    model.save_pretrained(options.out)
+    tokenizer.save_pretrained(options.out)
+    held_out = public_examples(options.seed, 3000, test=True)
+    print(json.dumps(score(model, tokenizer, held_out)))
+    print(f"written to {options.out.resolve()}")
+
+
+def parse() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(
+        description=(__doc__ or "").split("\n")[0],
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument("--out", type=Path, required=True, help="folder to write to")
+    parser.add_argument("--seed", type=int, default=0, help="seed of weights and queries")
+    parser.add_argument("--steps", type=int, default=12000, help="number of updates")
+    parser.add_argument("--batch", type=int, default=96, help="queries an update")
+    parser.add_argument("--lr", type=float, default=4e-3, help="highest learning rate")
+    parser.add_argument("--vocabulary", type=int, default=1200, help="number of tokens")
+    return parser.parse_args()
+
+
+def make_tokenizer(size: int) -> PreTrainedTokenizerFast:
+    """Train a BPE on the words of the lexicon.
+
+    The labels become whole tokens first, then the regional forms (one embedding then holds what a
+    form means), then the words of public queries; the rest is in pieces. Text is lowered and stripped of accents; a letter outside the alphabet is unknown.
+    """
+    tokenizer = Tokenizer(models.BPE(unk_token=UNK))
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.NFKD(), normalizers.StripAccents(), normalizers.Lowercase()]
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    counts = dict.fromkeys(sorted(REGIONAL_WORDS), 3) | dict.fromkeys(sorted(NEUTRAL_WORDS), 4)
+    counts |= dict.fromkeys(FORMS, 6) | dict.fromkeys((*INTENTS, *TYPES), 100)
+    words = [word for word, count in counts.items() for _ in range(count)]
+    trainer = trainers.BpeTrainer(
+        vocab_size=size - len(PREFIXES),
+        special_tokens=[PAD, EOS, UNK],
+        initial_alphabet=[*ALPHABET, "▁"],
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(words, trainer)
+    tokenizer.add_tokens([AddedToken(prefix, normalized=False) for prefix in PREFIXES])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"$A {EOS}", special_tokens=[(EOS, tokenizer.token_to_id(EOS))]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token=PAD,
+        eos_token=EOS,
+        unk_token=UNK,
+        model_input_names=["input_ids", "attention_mask"],
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def make_model(vocabulary: int) -> T5ForConditionalGeneration:
+    """Make a T5 small enough for per-example gradients and for noise on every parameter."""
+    return T5ForConditionalGeneration(
+        T5Config(
+            vocab_size=vocabulary,
+            d_model=64,
+            d_kv=16,
+            d_ff=128,
+            num_heads=4,
+            num_layers=2,
+            num_decoder_layers=2,
+            relative_attention_num_buckets=16,
+            relative_attention_max_distance=32,
+            dropout_rate=0.0,
+            feed_forward_proj="relu",
+            tie_word_embeddings=True,
+            pad_token_id=0,
+            eos_token_id=1,
+            decoder_start_token_id=0,
+        )
+    )
+
+
+def train(
+    model: T5ForConditionalGeneration, tokenizer: PreTrainedTokenizerFast, options: argparse.Namespace
+) -> None:
+    """Pretrain by AdamW on queries that never repeat, with a warm-up and a cosine."""
+    optimiser = torch.optim.AdamW(model.parameters(), lr=options.lr, weight_decay=0.01)
+    warmup = min(500, options.steps // 10)
+
+    def rate(step: int) -> float:
+        if step < warmup:
+            return (step + 1) / warmup
+        return 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(options.steps - warmup, 1)))
+
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, rate)
+    started, total = time.perf_counter(), 0.0
+    for step, examples in enumerate(batches(options.seed, options.steps, options.batch), 1):
+        loss = loss_of(model, tokenizer, examples)
+        optimiser.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimiser.step()
+        schedule.step()
+        total += loss.item()
+        if step % 500 == 0:
+            seconds = time.perf_counter() - started
+            print(f"step {step:6d}  loss {total / 500:.4f}  {seconds:5.0f} s", flush=True)
+            total = 0.0
+
+
+def batches(seed: int, steps: int, size: int) -> Iterator[tuple[Example, ...]]:
+    """Yield batches of fresh queries; half of each is spelling, the hardest task."""
+    for step in range(steps):
+        examples = public_examples(seed * 1_000_000 + step, size * 3 // 2)
+        spelling = [e for e in examples if e.task == "spelling"]
+        others = [e for e in examples if e.task != "spelling"]
+        yield (*spelling, *others[: size - len(spelling)])
+
+
+def loss_of(
+    model: T5ForConditionalGeneration, tokenizer: PreTrainedTokenizerFast, examples: tuple[Example, ...]
+) -> torch.Tensor:
+    """Return the mean cross-entropy of the target tokens."""
+    source, mask = encode(tokenizer, [f"{e.task}: {e.source}" for e in examples])
+    target, valid = encode(tokenizer, [e.target for e in examples])
+    labels = target.masked_fill(valid == 0, -100)
+    logits = model(input_ids=source, attention_mask=mask, labels=labels).logits
+    return cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+
+def encode(tokenizer: Any, texts: list[str]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return token ids and mask, each (B, length)."""
+    encoded = tokenizer(texts, padding=True, return_tensors="pt")
+    return encoded["input_ids"], encoded["attention_mask"]
+
+
+@torch.no_grad()
+def score(
+    model: T5ForConditionalGeneration, tokenizer: Any, examples: tuple[Example, ...]
+) -> dict[str, float]:
+    """Return the share of exact greedy answers by task."""
+    right: Counter[str] = Counter()
+    for start in range(0, len(examples), 500):
+        part = examples[start : start + 500]
+        source, mask = encode(tokenizer, [f"{e.task}: {e.source}" for e in part])
+        ids = model.generate(input_ids=source, attention_mask=mask, max_new_tokens=24)
+        answers = tokenizer.batch_decode(ids, skip_special_tokens=True)
+        for example, text in zip(part, answers, strict=True):
+            right[example.task] += text.strip() == example.target
+    counts = Counter(example.task for example in examples)
+    return {task: round(right[task] / counts[task], 4) for task in TASKS}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""What a run is made of, before it starts: model, regions, plan, personaliser."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from client_app.app import dataset_of
+from client_app.task import TASKS
+from regionfed.config import Config
+from regionfed.errors import ConfigurationError
+from regionfed.personaliser import PERSONALISERS
+from regionfed.privacy.plan import PrivacyPlan, plan_privacy
+from regionfed.vector import Layout
+
+
+@dataclass(frozen=True)
+class Federation:
+    """The public facts of a run; nothing here depends on anybody's examples.
+
+    Attributes
+    ----------
+    regions : Mapping[int, str]
+        Node id to region name.
+    devices : Mapping[str, int]
+        Region name to number of devices.
+    layout : Layout
+    theta : torch.Tensor
+        Where the run starts, (p,).
+    """
+
+    regions: Mapping[int, str]
+    devices: Mapping[str, int]
+    tasks: tuple[str, ...]
+    layout: Layout
+    theta: torch.Tensor
+    plan: PrivacyPlan
+
+
+def prepare(config: Config) -> Federation:
+    """Load the public model, name the regions, and plan the privacy of the whole run."""
+    personaliser = PERSONALISERS.load(config.personaliser)(config.residual_step)
+    plan = plan_privacy(
+        config,
+        sketch=personaliser.measures_conflict and config.conflict == "sketch",
+        votes=personaliser.searches_rho,
+    )
+    dataset = dataset_of(config)
+    names = dataset.regions
+    if len(names) < config.min_regions:
+        raise ConfigurationError(
+            f"the dataset has {len(names)} regions, min-regions asks for {config.min_regions}."
+        )
+    module = TASKS.load(config.task)(config).module
+    layout = Layout.of(module)
+    return Federation(
+        regions={i + 1: name for i, name in enumerate(names)},
+        devices={name: dataset.clients(name) for name in names},
+        tasks=dataset.tasks,
+        layout=layout,
+        theta=layout.read(module),
+        plan=plan,
+    )

@@ -1,0 +1,179 @@
+"""A Grid whose nodes live in worker processes: one per core, each with its share of the nodes.
+
+Python runs one thread at a time, so two regions use two cores only as two processes. A worker
+builds its nodes itself; nothing but messages crosses, as between real regions.
+"""
+
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+
+import torch
+from flwr.app import Error, Message, RecordDict
+from flwr.serverapp import Grid
+from flwr.supercore.run import Run
+
+from regionfed.errors import RunError
+from regionfed.flower import delivered, ensure_identity
+from server_app.in_process_grid import InProcessGrid, Node
+
+# Flower's code for a node that is not there.
+_UNAVAILABLE = 3
+
+# Builds the nodes of these ids; sent to the workers, so a top-level function or a partial of one.
+Build = Callable[[list[int]], Mapping[int, Node]]
+
+
+class ProcessGrid(Grid):
+    """Delivers messages to nodes in worker processes, in parallel.
+
+    Parameters
+    ----------
+    build : callable
+        Makes the nodes of some ids, in the worker.
+    node_ids : list of int
+    workers : int
+    run_id : int
+    """
+
+    def __init__(self, build: Build, node_ids: list[int], workers: int, run_id: int) -> None:
+        ensure_identity(run_id)
+        self._run = Run.create_empty(run_id)
+        self._node_ids = node_ids
+        self._owner: dict[int, Connection] = {}
+        self._workers: list[tuple[BaseProcess, Connection]] = []
+        # spawn: a fork would copy locks that other threads of this process hold.
+        context = multiprocessing.get_context("spawn")
+        threads = max(1, (os.cpu_count() or 1) // workers)
+        for i in range(workers):
+            ours, theirs = context.Pipe()
+            share = node_ids[i::workers]
+            process = context.Process(
+                target=_serve, args=(theirs, build, share, run_id, threads), daemon=True
+            )
+            process.start()
+            theirs.close()  # so that a dead worker is seen as the end of its pipe
+            self._workers.append((process, ours))
+            self._owner.update(dict.fromkeys(share, ours))
+
+    def wait_until_ready(self, timeout: float) -> None:
+        """Wait until every worker has built its nodes.
+
+        Raises
+        ------
+        RunError
+            With what a worker said when it failed.
+        """
+        deadline = time.monotonic() + timeout
+        for process, connection in self._workers:
+            try:
+                ready = connection.poll(max(0.0, deadline - time.monotonic()))
+                failure = connection.recv() if ready else f"not ready after {timeout:g} s"
+            except (EOFError, OSError):
+                process.join(1.0)
+                failure = f"it died with exit code {process.exitcode}"
+            if failure is not None:
+                self.close()
+                raise RunError(f"a simulation worker did not start: {failure}")
+
+    def close(self) -> None:
+        """End the workers; they also end by themselves when this process does."""
+        for _, connection in self._workers:
+            connection.close()
+        for process, _ in self._workers:
+            process.join(2.0)
+            if process.is_alive():
+                process.kill()
+
+    def set_run(self, run: Run) -> None:
+        """Set the run that messages belong to."""
+        self._run = run
+
+    @property
+    def run(self) -> Run:
+        """The run that messages belong to."""
+        return self._run
+
+    def create_message(
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
+    ) -> Message:
+        """Return a new message."""
+        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+
+    def get_node_ids(self) -> list[int]:
+        """Return the ids of all nodes."""
+        return list(self._node_ids)
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        """Not offered: a worker answers as it goes."""
+        raise RunError("ProcessGrid answers by send_and_receive only")
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        """Not offered: a worker answers as it goes."""
+        raise RunError("ProcessGrid answers by send_and_receive only")
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> list[Message]:
+        """Send all messages and return the replies that come within `timeout` seconds.
+
+        The nodes of a worker that died are answered for with an error at once.
+        """
+        open_messages: dict[str, Message] = {}
+        for message in messages:
+            sent = delivered(message)
+            open_messages[sent.metadata.message_id] = sent
+            with suppress(OSError):  # a dead worker is found again below
+                self._owner[sent.metadata.dst_node_id].send(sent)
+        deadline = None if timeout is None else time.monotonic() + timeout
+        replies: list[Message] = []
+        alive = {connection for _, connection in self._workers}
+        while open_messages:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            busy = {self._owner[m.metadata.dst_node_id] for m in open_messages.values()} & alive
+            ready = [c for c in wait(busy, left) if isinstance(c, Connection)] if busy else []
+            if not ready:
+                break
+            for connection in ready:
+                try:
+                    reply = connection.recv()
+                except (EOFError, OSError):
+                    alive.discard(connection)
+                    continue
+                # A late reply to an earlier round is not in the table, and is dropped.
+                if open_messages.pop(reply.metadata.reply_to_message_id, None) is not None:
+                    replies.append(reply)
+        for message in open_messages.values():
+            if self._owner[message.metadata.dst_node_id] not in alive:
+                error = Error(_UNAVAILABLE, "its worker process died")
+                replies.append(Message(error, reply_to=message))
+        return replies
+
+
+def _serve(
+    connection: Connection, build: Build, node_ids: list[int], run_id: int, threads: int
+) -> None:
+    """Answer messages until the other end closes; the first word is None or what went wrong."""
+    torch.set_num_threads(threads)
+    try:
+        nodes = build(node_ids)
+        grid = InProcessGrid(nodes, run_id)
+        connection.send(None)
+    except Exception as error:
+        connection.send(f"{type(error).__name__}: {error}")
+        return
+    while True:
+        try:
+            message = connection.recv()
+        except (EOFError, OSError):
+            return
+        connection.send(grid.answer(message))

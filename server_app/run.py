@@ -1,0 +1,226 @@
+"""One run from its configuration to its report: the recipe, top to bottom."""
+
+import os
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+from flwr.app import ArrayRecord
+from flwr.serverapp import Grid
+
+from regionfed.config import Config
+from regionfed.errors import RunStoppedError
+from regionfed.records import RoundRecord, Status, Summary
+from regionfed.vector import to_arrays
+from server_app.checkpoint import load_checkpoint, save_checkpoint
+from server_app.federation import Federation, prepare
+from server_app.in_process_grid import InProcessGrid
+from server_app.process_grid import ProcessGrid
+from server_app.progress import Progress
+from server_app.report import write_report
+from server_app.run_folder import RunFolder, append_jsonl, read_rounds, write_json_atomic
+from server_app.simulation import World
+from server_app.summary import record_of, summarise
+from strategies.optimisers import OPTIMISERS
+from strategies.regionfed import RegionFed, ServerState
+
+Say = Callable[[str], None]
+
+
+def execute(
+    config: Config,
+    *,
+    run_id: int = 1,
+    say: Say = print,
+    stopping: Callable[[], str] = lambda: "",
+    report: bool = True,
+) -> Summary:
+    """Run a simulated federation and write its folder.
+
+    Parameters
+    ----------
+    config : Config
+        With `resume` set, the settings of that run take its place.
+    run_id : int
+        Flower's number of this run.
+    say : callable
+        Takes one line for a person.
+    stopping : callable
+        Returns why the run should stop after this round, or "".
+    report : bool
+        Whether to write ``report.html``.
+
+    Returns
+    -------
+    Summary
+        Also written to ``summary.json``; its status is "finished" or "stopped".
+
+    Raises
+    ------
+    Exception
+        Whatever ended the run; the summary then says "failed", why, and how to go on.
+    """
+    folder, config, resume = _open(config)
+    federation = prepare(config)
+    say(_opening(config, federation, resume))
+    book = RunBook(folder, config, federation, resume, say=say, stopping=stopping)
+    try:
+        with closing(simulate(config, federation, folder.path, run_id)) as grid:
+            _train(config, federation, grid, book, resume)
+    except RunStoppedError as stopped:
+        return book.close("stopped", f"{stopped} {book.remedy}", report)
+    except BaseException as error:
+        interrupted = isinstance(error, KeyboardInterrupt | SystemExit)
+        why = f"{type(error).__name__}: {error} {book.remedy}"
+        book.close("stopped" if interrupted else "failed", why, report)
+        raise
+    return book.close("finished", "", report)
+
+
+def _open(config: Config) -> tuple[RunFolder, Config, ServerState | None]:
+    """Make a run's folder, or find the one to go on with and take its settings."""
+    root = runs_root(config)
+    if not config.resume:
+        return RunFolder.create(root), config, None
+    folder = RunFolder.open(config.resume, root)
+    return folder, *load_checkpoint(folder.path)
+
+
+def _train(
+    config: Config,
+    federation: Federation,
+    grid: Grid,
+    book: "RunBook",
+    resume: ServerState | None,
+) -> None:
+    strategy = RegionFed(
+        config,
+        OPTIMISERS.load(config.server_optimiser)(config.server_lr, config.server_momentum),
+        federation.regions,
+        federation.tasks,
+        federation.layout.fingerprint,
+        observers=[book.observe],
+        resume=resume,
+    )
+    theta = federation.theta if resume is None else resume.theta
+    if resume is None:
+        # Even a run that dies in its first round can be resumed.
+        book.save(strategy.state_at_start(theta))
+    strategy.start(
+        grid,
+        ArrayRecord(to_arrays("theta", theta)),
+        num_rounds=config.rounds,
+        timeout=config.round_timeout,
+    )
+
+
+class RunBook:
+    """Writes a run down as it goes: rounds, checkpoint, progress, and at the end the summary."""
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        config: Config,
+        federation: Federation,
+        resume: ServerState | None,
+        *,
+        say: Say,
+        stopping: Callable[[], str],
+    ) -> None:
+        self._folder = folder
+        self._config = config
+        self._federation = federation
+        self._stopping = stopping
+        self._progress = Progress(say)
+        done = resume.round if resume else 0
+        # A round that was written down but not saved is done again.
+        rows = [record_of(row) for row in read_rounds(folder.metrics)]
+        self._rows = [row for row in rows if row.round <= done]
+        self._earlier = sum(row.seconds for row in self._rows)
+        self._began = time.monotonic()
+
+    @property
+    def remedy(self) -> str:
+        """What to type to go on."""
+        return f"To go on: --run-config 'resume=\"{self._folder.path}\"'"
+
+    def save(self, state: ServerState) -> None:
+        """Save the state to go on from."""
+        save_checkpoint(self._folder.path, self._config, state)
+
+    def observe(self, record: RoundRecord, state: ServerState) -> None:
+        """Write a round down; stop the run after it if somebody asked for that."""
+        self._rows.append(record)
+        append_jsonl(self._folder.metrics, record)
+        self.save(state)
+        self._progress.round(record)
+        if record.round < record.rounds and (why := self._stopping()):
+            raise RunStoppedError(why)
+
+    def close(self, status: Status, reason: str, report: bool) -> Summary:
+        """Write the summary and the report, and tell where they are."""
+        summary = summarise(
+            self._config,
+            self._federation,
+            self._folder,
+            self._rows,
+            status=status,
+            reason=reason,
+            seconds=self._earlier + time.monotonic() - self._began,
+        )
+        write_json_atomic(self._folder.summary, summary)
+        if report:
+            write_report(self._folder.path)
+        self._progress.finish(summary, self._folder)
+        return summary
+
+
+def simulate(
+    config: Config, federation: Federation, folder: Path, run_id: int
+) -> InProcessGrid | ProcessGrid:
+    """Return the grid of a simulated world: worker processes, or this one if one is enough."""
+    world = World(
+        config=config,
+        plan=federation.plan,
+        regions=federation.regions,
+        devices=federation.devices,
+        tasks=federation.tasks,
+        folder=folder,
+        run_id=run_id,
+    )
+    nodes = list(federation.regions)
+    workers = min(config.workers or os.cpu_count() or 1, len(nodes))
+    if workers == 1:
+        return InProcessGrid(world.build(nodes), run_id)
+    grid = ProcessGrid(world.build, nodes, workers, run_id)
+    grid.wait_until_ready(config.join_timeout)
+    return grid
+
+
+def runs_root(config: Config) -> Path:
+    """Return the folder of the runs: absolute as given, else below the project.
+
+    Flower starts an app in a folder of its own, so the working directory means nothing here.
+    An installed package has no project: its runs go below the working directory after all.
+    """
+    given = Path(config.run_dir).expanduser()
+    if given.is_absolute():
+        return given
+    project = Path(__file__).resolve().parent.parent
+    return (project if (project / "pyproject.toml").exists() else Path.cwd()) / given
+
+
+def _opening(config: Config, federation: Federation, resume: ServerState | None) -> str:
+    devices = sum(federation.devices.values())
+    privacy = (
+        "NO PRIVACY (privacy-mode='none')"
+        if config.privacy_mode == "none"
+        else f"epsilon <= {config.target_epsilon:g} per {config.unit}, "
+        f"noise multiplier {federation.plan.update.noise_multiplier:.3f}"
+    )
+    return (
+        f"RegionFed: {len(federation.regions)} regions, {devices} devices, "
+        f"{federation.layout.size:,} parameters; {privacy}"
+        + (f"; resumed after round {resume.round}" if resume else "")
+    )

@@ -1,0 +1,188 @@
+"""The summary of a run, from its configuration, its plan and the rounds written down."""
+
+import platform
+from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, Literal, cast
+
+import regionfed
+from regionfed.config import Config
+from regionfed.privacy.accountant import ACCOUNTANT, NEIGHBOURING, count_releases, epsilon
+from regionfed.privacy.mechanism import GaussianSum
+from regionfed.privacy.plan import HELD_OUT, TRAIN, PrivacyPlan, evaluates, searches_rho
+from regionfed.records import (
+    EvaluationSummary,
+    Failure,
+    PrivacySummary,
+    RegionRecord,
+    RoundRecord,
+    Status,
+    Summary,
+    mean_and_rrs,
+)
+from server_app.federation import Federation
+from server_app.run_folder import RunFolder
+
+
+def summarise(
+    config: Config,
+    federation: Federation,
+    folder: RunFolder,
+    rows: Sequence[RoundRecord],
+    *,
+    status: Status,
+    reason: str,
+    seconds: float,
+) -> Summary:
+    """Return the summary of a run after the rounds in `rows`."""
+    last = rows[-1] if rows else None
+    regions: Mapping[str, RegionRecord] = (
+        last.regions if last else {name: RegionRecord() for name in federation.regions.values()}
+    )
+    done = last.round if last else 0
+    return Summary(
+        status=status,
+        reason=reason,
+        rounds=done,
+        seed=config.seed,
+        config=config.to_run_config(),
+        versions=versions(),
+        global_=mean_and_rrs(_means(regions, "global_")),
+        personalised=mean_and_rrs(_means(regions, "personalised")),
+        regions=regions,
+        privacy=_privacy(config, federation.plan, done, last.epsilon if last else 0.0),
+        evaluation=_evaluation(config, federation.plan, done),
+        failures=[failure for row in rows for failure in row.failures],
+        seconds=seconds,
+        paths={
+            "folder": str(folder.path),
+            "report": str(folder.report),
+            "summary": str(folder.summary),
+            "metrics": str(folder.metrics),
+        },
+    )
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that a result depends on."""
+    found = {"python": platform.python_version(), "regionfed": regionfed.__version__}
+    for package in ("flwr", "torch", "transformers", "dp-accounting"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:  # pragma: no cover - a dependency of this package
+            found[package] = "unknown"
+    return found
+
+
+def record_of(row: Mapping[str, Any]) -> RoundRecord:
+    """Read a round back from a line of ``metrics.jsonl``, as a resumed run does."""
+    regions = {
+        name: RegionRecord(**{_field(k): v for k, v in region.items()})
+        for name, region in row["regions"].items()
+    }
+    failures = [Failure(**failure) for failure in row["failures"]]
+    # The scores over regions are not needed again: the regions' own are.
+    return RoundRecord(
+        round=row["round"],
+        rounds=row["rounds"],
+        answered=row["answered"],
+        failures=failures,
+        loss=row["loss"],
+        regions=regions,
+        epsilon=row["epsilon"],
+        seconds=row["seconds"],
+    )
+
+
+def _field(key: str) -> str:
+    return "global_" if key == "global" else key
+
+
+def _means(regions: Mapping[str, RegionRecord], which: str) -> dict[str, float | None]:
+    scores = {name: getattr(record, which) for name, record in regions.items()}
+    return {name: tasks["mean"] if tasks else None for name, tasks in scores.items()}
+
+
+def _privacy(config: Config, plan: PrivacyPlan, rounds: int, spent: float | None) -> PrivacySummary:
+    if config.privacy_mode == "none":
+        return PrivacySummary(
+            mode="none",
+            clip_norm=config.clip_norm,
+            noise_multiplier=0.0,
+            unit=config.unit,
+            statement="Privacy was switched off: updates left the regions without noise.",
+        )
+    sampling = f"Poisson, rate {config.sampling_rate:g} of the examples in each round"
+    return PrivacySummary(
+        mode=config.privacy_mode,
+        epsilon=spent,
+        delta=config.delta,
+        unit=config.unit,
+        sampling=sampling,
+        neighbouring=NEIGHBOURING,
+        accountant=ACCOUNTANT,
+        noise_multiplier=plan.update.noise_multiplier,
+        clip_norm=config.clip_norm,
+        events=_events(config, plan, rounds),
+        statement=(
+            f"({spent or 0.0:.3f}, {config.delta:g})-DP for each training example against everyone "
+            f"outside of its region's coordinator; {NEIGHBOURING}; {sampling}; accountant "
+            f"{ACCOUNTANT}."
+        ),
+        target_epsilon=config.target_epsilon,
+        noise_seeded=config.noise_seed >= 0,
+    )
+
+
+def _events(config: Config, plan: PrivacyPlan, rounds: int) -> list[dict[str, object]]:
+    """Say what each region has released so far; its ledger holds every single event."""
+    done = range(1, rounds + 1)
+    votes = sum(searches_rho(config, r) for r in done) if _votes(config, plan) else 0
+    uses = (
+        (plan.size, 1 if rounds else 0, "server"),
+        (plan.update, rounds, "server"),
+        (plan.vote, votes, "coordinator"),
+        (plan.scores, sum(evaluates(config, r) for r in done), "server"),
+    )
+    return [_event_row(mechanism, count, to) for mechanism, count, to in uses if count]
+
+
+def _votes(config: Config, plan: PrivacyPlan) -> bool:
+    return plan.votes and config.rho_every > 0
+
+
+def _event_row(mechanism: GaussianSum, count: int, to: str) -> dict[str, object]:
+    return {
+        "release": mechanism.release,
+        "by": "each region's coordinator",
+        "to": to,
+        "count": count,
+        "noise multiplier": mechanism.noise_multiplier,
+        "sampling rate": mechanism.sampling_rate,
+        "bounds": ", ".join(f"{part.name} {part.bound:.3g}" for part in mechanism.parts),
+        "population": mechanism.population,
+    }
+
+
+def _evaluation(config: Config, plan: PrivacyPlan, rounds: int) -> EvaluationSummary:
+    release = cast(Literal["noised", "panel", "off"], config.evaluation_privacy)
+    if release != "noised":
+        statements = {
+            "panel": "Exact scores of held-out examples, from a panel whose members consented "
+            "to that; they are nobody's training data.",
+            "off": "No score left a region.",
+        }
+        return EvaluationSummary(release, statement=statements[release])
+    count = sum(evaluates(config, r) for r in range(1, rounds + 1))
+    mechanism = plan.scores
+    releases = [(mechanism.noise_multiplier, mechanism.sampling_rate)] * count
+    return EvaluationSummary(
+        release,
+        epsilon=epsilon(count_releases(releases), config.delta),
+        delta=config.delta,
+        statement=(
+            f"Sums over held-out examples were noised (noise multiplier "
+            f"{mechanism.noise_multiplier:.3g}). No example is both in {TRAIN} and {HELD_OUT} "
+            f"data, so this epsilon does not add to the other."
+        ),
+    )

@@ -1,0 +1,1 @@
+"""The ways to personalise, one a file; their common Protocol is `regionfed.personaliser`."""
