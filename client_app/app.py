@@ -79,14 +79,17 @@ class Device:
     identity: Identity
     data: ClientData
     bench: Workbench
-    run: int
 
     @classmethod
     def of(cls, context: Context) -> "Device":
         """Resolve the device that a context speaks of."""
         bench = workbench(Config.from_run_config(context.run_config))
-        who = identity_of(context)
-        return cls(who, bench.dataset.client(who.region, who.index), bench, context.run_id)
+        return cls.at(bench, identity_of(context))
+
+    @classmethod
+    def at(cls, bench: Workbench, who: Identity) -> "Device":
+        """Return a device by its identity."""
+        return cls(who, bench.dataset.client(who.region, who.index), bench)
 
     def poisson_sample(self, rate: float, round_: int, purpose: str) -> list[Example]:
         """Draw each training example with chance `rate`, independently and in secret.
@@ -94,8 +97,9 @@ class Device:
         Amplification by sampling holds against whoever does not know who was drawn: the coins
         are private randomness, like noise.
         """
-        source = randomness_source(self.bench.config.noise_seed)
-        coins = source(purpose, self.run, round_, self.identity.region, self.identity.index)
+        config, who = self.bench.config, self.identity
+        source = randomness_source(config.noise_seed)
+        coins = source(purpose, config.seed, round_, who.region, who.index)
         drawn = coins.bernoulli(rate, len(self.data.train))
         return [e for e, taken in zip(self.data.train, drawn, strict=True) if taken]
 

@@ -74,8 +74,8 @@ def clipped_sums(
     sketched = torch.zeros(size)
     loss = 0.0
     weights = layout.tensors(point)
-    for batch in _batches(task, examples, microbatch):
-        gradients, losses = _example_gradients(task, weights, batch)
+    for batch in batches(task, examples, microbatch):
+        gradients, losses = example_gradients(task, weights, batch)
         norms = (
             torch.stack(
                 [g.flatten(1).square().sum(1, dtype=torch.float32) for g in gradients.values()]
@@ -118,7 +118,7 @@ def loss_differences(
     """
     out = torch.zeros(len(steps))
     with torch.no_grad():
-        for batch in _batches(task, examples, microbatch):
+        for batch in batches(task, examples, microbatch):
             at_zero = task.losses(layout.tensors(base), batch)
             rows = torch.stack(
                 [task.losses(layout.tensors(base + t * direction), batch) for t in steps], 1
@@ -128,13 +128,13 @@ def loss_differences(
     return [float(v) for v in out]
 
 
-def _batches(task: Task, examples: Sequence[Example], microbatch: int) -> list[Batch]:
+def batches(task: Task, examples: Sequence[Example], microbatch: int) -> list[Batch]:
     # Alike lengths together: less padding, and the same sum up to the order of addition.
     ordered = sorted(examples, key=lambda e: (len(e.source), e.source, e.target))
     return [task.encode(ordered[i : i + microbatch]) for i in range(0, len(ordered), microbatch)]
 
 
-def _example_gradients(
+def example_gradients(
     task: Task, weights: Tensors, batch: Batch
 ) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
     """Return each example's gradients by name, (B, ...), and losses (B,)."""

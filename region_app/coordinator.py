@@ -69,8 +69,6 @@ class Coordinator:
     tasks : sequence of str
     folder : Path
         The region's own disk: ledger and state. Nothing of it leaves.
-    run : str
-        Names the run in the randomness of tests.
     """
 
     def __init__(
@@ -84,7 +82,6 @@ class Coordinator:
         personaliser: Personaliser,
         tasks: tuple[str, ...],
         folder: Path,
-        run: str,
     ) -> None:
         self._region = region
         self._grid = grid
@@ -93,7 +90,6 @@ class Coordinator:
         self._plan = plan
         self._personaliser = personaliser
         self._tasks = tasks
-        self._run = run
         self._ledger = Ledger(folder / "ledger.jsonl", config.delta, plan.budgets)
         self._states = StateFolder(folder)
         self._randomness = randomness_source(config.noise_seed)
@@ -289,7 +285,7 @@ class Coordinator:
         self, mechanism: GaussianSum, sums: dict[str, torch.Tensor], round_: int
     ) -> dict[str, torch.Tensor]:
         self._ledger.charge(mechanism.event(self._region, round_))
-        stream = self._randomness(mechanism.release, self._run, round_, self._region)
+        stream = self._randomness(mechanism.release, self._config.seed, round_, self._region)
         return mechanism.noised(sums, stream)
 
     def _spent(self, population: str) -> float:

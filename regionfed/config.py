@@ -84,6 +84,7 @@ class Config:
     )
     task: str = setting("text-to-text", "'text-to-text', or 'package.module:make_task'")
     model: str = setting("retail-t5", "'retail-t5' (shipped), or a local Hugging Face folder")
+    trainable: str = setting("", "regular expression of parameter names to train; empty = all")
     client_app: str = setting("client_app.app:app", "ClientApp that answers the contract")
     microbatch: int = setting(64, "examples per vectorised gradient pass", low=1)
 

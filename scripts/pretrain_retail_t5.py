@@ -125,7 +125,9 @@ def make_model(vocabulary: int) -> T5ForConditionalGeneration:
 
 
 def train(
-    model: T5ForConditionalGeneration, tokenizer: PreTrainedTokenizerFast, options: argparse.Namespace
+    model: T5ForConditionalGeneration,
+    tokenizer: PreTrainedTokenizerFast,
+    options: argparse.Namespace,
 ) -> None:
     """Pretrain by AdamW on queries that never repeat, with a warm-up and a cosine."""
     optimiser = torch.optim.AdamW(model.parameters(), lr=options.lr, weight_decay=0.01)
@@ -162,7 +164,9 @@ def batches(seed: int, steps: int, size: int) -> Iterator[tuple[Example, ...]]:
 
 
 def loss_of(
-    model: T5ForConditionalGeneration, tokenizer: PreTrainedTokenizerFast, examples: tuple[Example, ...]
+    model: T5ForConditionalGeneration,
+    tokenizer: PreTrainedTokenizerFast,
+    examples: tuple[Example, ...],
 ) -> torch.Tensor:
     """Return the mean cross-entropy of the target tokens."""
     source, mask = encode(tokenizer, [f"{e.task}: {e.source}" for e in examples])

@@ -65,7 +65,6 @@ class World:
             personaliser=PERSONALISERS.load(self.config.personaliser)(self.config.residual_step),
             tasks=self.tasks,
             folder=self.folder / "regions" / name,
-            run=self.folder.name,
         )
         return Node(make_uplink(coordinator), self._context(node_id, {"region": name}))
 

@@ -1,5 +1,6 @@
 """Text in, text out, by a T5: every task is a prefix and a target text."""
 
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from importlib import resources
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 from torch.func import functional_call
 from transformers import AutoTokenizer, T5ForConditionalGeneration
+from transformers.utils import logging as transformers_logging
 
 from client_app.datasets.dataset import Example
 from client_app.task import Batch, Tensors
@@ -173,8 +175,33 @@ def model_folder(model: str) -> Path:
 def make_task(config: Config) -> TextToText:
     """Load the model and tokenizer that a configuration names, from local files only."""
     folder = model_folder(config.model)
+    transformers_logging.disable_progress_bar()  # a bar per process would bury the rounds
     module = T5ForConditionalGeneration.from_pretrained(
         folder, local_files_only=True, attn_implementation="eager"
     )
+    select_trainable(module, config.trainable)
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     return TextToText(module, tokenizer)
+
+
+def select_trainable(module: nn.Module, pattern: str) -> None:
+    """Freeze the parameters whose name does not match; noise grows with what is trained.
+
+    Raises
+    ------
+    ConfigurationError
+        If nothing matches, naming some parameters that are there.
+    """
+    try:
+        chosen = re.compile(pattern)
+    except re.error as error:
+        raise ConfigurationError(
+            f"trainable='{pattern}' is no regular expression: {error}."
+        ) from error
+    names = [name for name, _ in module.named_parameters()]
+    if not any(map(chosen.search, names)):
+        raise ConfigurationError(
+            f"trainable='{pattern}' matches no parameter; there are {', '.join(names[:5])}, ..."
+        )
+    for name, parameter in module.named_parameters():
+        parameter.requires_grad_(chosen.search(name) is not None)

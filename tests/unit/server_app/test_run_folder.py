@@ -13,7 +13,7 @@ import torch
 
 from regionfed.errors import RunError
 from regionfed.records import Failure, RegionRecord, RoundRecord, Score
-from server_app import run_folder
+from regionfed import durable
 from server_app.run_folder import (
     RunFolder,
     append_jsonl,
@@ -227,6 +227,6 @@ def test_a_row_is_on_the_disk_when_the_call_returns(tmp_path, monkeypatch):
         synced.append(Path(f"/proc/self/fd/{descriptor}").resolve().name)
         assert path.read_text().count("\n") == 2  # the whole line was handed over before
 
-    monkeypatch.setattr(run_folder.os, "fsync", sync)
+    monkeypatch.setattr(durable.os, "fsync", sync)
     append_jsonl(path, {"round": 2})
     assert synced == ["metrics.jsonl"]

@@ -1,0 +1,354 @@
+"""What the tests share: a tiny T5, a toy task of known gradients, regions of scripted devices."""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from tokenizers import Regex, Tokenizer, decoders
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Split
+from tokenizers.processors import TemplateProcessing
+from torch import nn
+from torch.func import functional_call
+from transformers import PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
+
+from client_app.datasets.dataset import Example
+from client_app.task import Batch, Tensors
+from client_app.tasks.text_to_text import TextToText
+from region_app.coordinator import Coordinator
+from regionfed.config import Config
+from regionfed.contract import (
+    GradientReply,
+    GradientRequest,
+    LossReply,
+    LossRequest,
+    ProfileReply,
+    ProfileRequest,
+    RegionPersonalise,
+    RegionTrain,
+    ScoreReply,
+    ScoreRequest,
+    decode,
+    encode,
+)
+from regionfed.personaliser import PERSONALISERS, Personaliser
+from regionfed.privacy.plan import plan_privacy
+from regionfed.vector import Layout
+from server_app.in_process_grid import InProcessGrid, Node
+
+# ------------------------------------------------------------------------------ a tiny T5
+_CHARACTERS = "abcdefghijklmnopqrstuvwxyz0123456789 :,.'-+/&%()"
+
+
+def tiny_tokenizer() -> PreTrainedTokenizerFast:
+    """Return a tokenizer of single characters, some 60 of them; it ends texts as T5's does."""
+    tokens = ["<pad>", "</s>", "<unk>", *_CHARACTERS, *(f"<extra_{i}>" for i in range(9))]
+    model = WordLevel({token: i for i, token in enumerate(tokens)}, unk_token="<unk>")
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = Split(Regex("."), "isolated")
+    tokenizer.post_processor = TemplateProcessing(
+        single="$A </s>", special_tokens=[("</s>", 1)]
+    )
+    tokenizer.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="</s>", unk_token="<unk>"
+    )
+
+
+def tiny_t5(seed: int = 0) -> T5ForConditionalGeneration:
+    """Return a T5 of a few thousand random weights, with dropout in its configuration."""
+    config = T5Config(
+        vocab_size=len(tiny_tokenizer()),
+        d_model=16,
+        d_kv=8,
+        d_ff=32,
+        num_layers=1,
+        num_decoder_layers=1,
+        num_heads=2,
+        relative_attention_num_buckets=8,
+        relative_attention_max_distance=16,
+        dropout_rate=0.1,
+        decoder_start_token_id=0,
+        tie_word_embeddings=True,
+    )
+    config._attn_implementation = "eager"
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return T5ForConditionalGeneration(config)
+
+
+@pytest.fixture
+def t5() -> TextToText:
+    """The tiny T5 as a task."""
+    return TextToText(tiny_t5(), tiny_tokenizer())
+
+
+@pytest.fixture(scope="session")
+def t5_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder as made by save_pretrained, for the setting `model`."""
+    folder = tmp_path_factory.mktemp("tiny-t5")
+    tiny_t5().save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return folder
+
+
+# ------------------------------------------------------------------------------ a toy task
+Loss = Callable[[Tensors, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def squared_error(weights: Tensors, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Loss of linear regression, (B,)."""
+    return (x @ weights["weight"].reshape(-1) + weights["bias"].reshape(()) - y) ** 2
+
+
+def linear_loss(weights: Tensors, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Loss whose gradient in the weight is x itself, and 0 in the bias; (B,)."""
+    return x @ weights["weight"].reshape(-1) + y + 0.0 * weights["bias"].reshape(())
+
+
+class ToyTask:
+    """A linear model on examples whose source is numbers ``"1.5 -2"`` and whose target is one."""
+
+    def __init__(
+        self, inputs: int, loss: Loss = squared_error, module: nn.Module | None = None
+    ) -> None:
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            self._module = module or nn.Linear(inputs, 1)
+        self._loss = loss
+
+    @property
+    def module(self) -> nn.Module:
+        return self._module
+
+    def encode(self, examples: Sequence[Example]) -> Batch:
+        dtype = next(self._module.parameters()).dtype
+        return {
+            "x": torch.tensor([[float(v) for v in e.source.split()] for e in examples]).to(dtype),
+            "y": torch.tensor([float(e.target) for e in examples]).to(dtype),
+        }
+
+    def losses(self, weights: Tensors, batch: Batch) -> torch.Tensor:
+        return self._loss(weights, batch["x"], batch["y"])
+
+    def scores(self, weights: Tensors, examples: Sequence[Example]) -> list[float]:
+        losses = self.losses(weights, self.encode(examples))
+        return [float(v) for v in torch.exp(-losses.float().abs())]
+
+
+def toy_example(x: Iterable[float], y: float = 0.0, task: str = "toy") -> Example:
+    """Return an example for `ToyTask`."""
+    return Example(task, " ".join(str(float(v)) for v in x), str(float(y)), "group")
+
+
+class Mixed(nn.Module):
+    """A little of everything: ties, a frozen weight, a scalar, bf16, and integer buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(5, 3)
+        self.frozen = nn.Linear(3, 3, bias=False)
+        self.frozen.weight.requires_grad = False
+        self.scale = nn.Parameter(torch.tensor(2.0))
+        self.half = nn.Linear(3, 2).to(torch.bfloat16)
+        self.norm = nn.BatchNorm1d(2)
+        self.head = nn.Linear(3, 5, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.scale * self.frozen(self.embed(x))
+        half: torch.Tensor = self.half(hidden.to(torch.bfloat16)).float()
+        return torch.cat([self.head(hidden), half], -1)
+
+
+# --------------------------------------------------------------------- a region of scripts
+REGION = "North"
+TASKS = ("toy",)
+RUN_ID = 7
+
+
+def tiny_config(**settings: Any) -> Config:
+    """Return a validated configuration: few rounds, reproducible noise, no waiting."""
+    values: dict[str, Any] = {
+        "rounds": 4,
+        "regions": 2,
+        "clients_per_region": 2,
+        "examples_per_client": 8,
+        "workers": 1,
+        "join_timeout": 0.0,
+        "sketch_size": 8,
+        "sampling_rate": 0.5,
+        "target_epsilon": 8.0,
+        "noise_seed": 0,
+        "evaluation_privacy": "panel",
+        **settings,
+    }
+    return Config.from_run_config({k.replace("_", "-"): v for k, v in values.items()})
+
+
+Answer = Callable[[Any], Any]
+
+
+def _no_answer(request: Any) -> Any:
+    raise AssertionError(f"nobody scripted an answer to {type(request).__name__}")
+
+
+@dataclass
+class Script:
+    """What one fake device answers, and what it was asked.
+
+    An answer is a function of the decoded request that returns a message of the contract, or
+    records to send as they are, or raises.
+    """
+
+    gradient: Answer = _no_answer
+    loss: Answer = _no_answer
+    metrics: Answer = _no_answer
+    profile: Answer = lambda _: ProfileReply(1000)
+    asked: list[Any] = field(default_factory=list)
+
+    def app(self) -> ClientApp:
+        """Return a ClientApp that follows the script."""
+        app = ClientApp()
+
+        def answered(message: Message, request: Any, answer: Answer) -> Message:
+            self.asked.append(request)
+            content = answer(request)
+            records = content if isinstance(content, RecordDict) else encode(content)
+            return Message(records, reply_to=message)
+
+        @app.train("gradient")
+        def gradient(message: Message, context: Context) -> Message:
+            request = decode(GradientRequest, message.content, {})
+            return answered(message, request, self.gradient)
+
+        @app.evaluate("loss")
+        def loss(message: Message, context: Context) -> Message:
+            return answered(message, decode(LossRequest, message.content, {}), self.loss)
+
+        @app.evaluate("metrics")
+        def metrics(message: Message, context: Context) -> Message:
+            return answered(message, decode(ScoreRequest, message.content, {}), self.metrics)
+
+        @app.query("profile")
+        def profile(message: Message, context: Context) -> Message:
+            return answered(message, decode(ProfileRequest, message.content, {}), self.profile)
+
+        return app
+
+
+def steady(total: torch.Tensor, loss: float = 0.0, **answers: Answer) -> Script:
+    """Return a device that always answers with this sum, and with zeros otherwise."""
+    standard: dict[str, Answer] = {
+        "gradient": lambda r: GradientReply(total, torch.zeros(r.sketch_size), loss),
+        "loss": lambda r: LossReply([0.0] * len(r.steps)),
+        "metrics": lambda _: ScoreReply([0.0] * (3 * len(TASKS))),
+    }
+    return Script(**{**standard, **answers})
+
+
+def context_of(
+    node_id: int, node_config: dict[str, Any] | None = None, config: Config | None = None
+) -> Context:
+    """Return a node's context."""
+    return Context(
+        run_id=RUN_ID,
+        node_id=node_id,
+        node_config=node_config or {},
+        state=RecordDict(),
+        run_config=dict(config.to_run_config()) if config else {},
+    )
+
+
+def scripted_grid(scripts: Sequence[Script]) -> InProcessGrid:
+    """Return a grid of scripted devices, with node ids from 1."""
+    nodes = {i: Node(script.app(), context_of(i)) for i, script in enumerate(scripts, 1)}
+    return InProcessGrid(nodes, RUN_ID)
+
+
+def coordinator_of(
+    folder: Path,
+    scripts: Sequence[Script],
+    config: Config,
+    *,
+    personaliser: Personaliser | None = None,
+    region: str = REGION,
+) -> Coordinator:
+    """Return a region's coordinator over scripted devices, with the plan that a run would make."""
+    person = personaliser or PERSONALISERS.load(config.personaliser)(config.residual_step)
+    return Coordinator(
+        region=region,
+        grid=scripted_grid(scripts),
+        devices=len(scripts),
+        config=config,
+        plan=plan_privacy(
+            config,
+            sketch=person.measures_conflict and config.conflict == "sketch",
+            votes=person.searches_rho,
+        ),
+        personaliser=person,
+        tasks=TASKS,
+        folder=folder,
+        run="run",
+    )
+
+
+def train_request(theta: torch.Tensor, round_: int = 1) -> RegionTrain:
+    """Return the server's first message of a round."""
+    return RegionTrain(round=round_, layout="layout", theta=theta)
+
+
+def personalise_request(
+    theta: torch.Tensor, global_update: torch.Tensor, round_: int = 1, **fields: Any
+) -> RegionPersonalise:
+    """Return the server's second message of a round."""
+    request = RegionPersonalise(
+        round=round_,
+        layout="layout",
+        median_conflict=0.0,
+        conflict_spread=0.0,
+        noise_floor=0.0,
+        theta=theta,
+        global_update=global_update,
+        global_sketch=torch.zeros(8),
+    )
+    return replace(request, **fields)
+
+
+def toy_layout(inputs: int) -> Layout:
+    """Return the layout of `ToyTask`'s model."""
+    return Layout.of(nn.Linear(inputs, 1))
+
+
+# ------------------------------------------------------------------------------ comparison
+def brute_force(
+    task: Any, layout: Layout, point: torch.Tensor, batch: Batch
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return gradients (B, p) and losses (B,) by one plain backward pass per example."""
+    gradients, losses = [], []
+    size = next(iter(batch.values())).shape[0]
+    for i in range(size):
+        weights = {n: t.detach().clone().requires_grad_() for n, t in layout.tensors(point).items()}
+        loss = task.losses(weights, {k: v[i : i + 1] for k, v in batch.items()})[0]
+        grads = torch.autograd.grad(loss, list(weights.values()), allow_unused=True)
+        named = {n: g for n, g in zip(weights, grads, strict=True) if g is not None}
+        gradients.append(layout.flatten(named))
+        losses.append(loss.detach())
+    return torch.stack(gradients), torch.stack(losses)
+
+
+def clipped(vectors: torch.Tensor, bound: float) -> torch.Tensor:
+    """Return rows (B, n) scaled to a norm of at most `bound`, in double precision."""
+    rows = vectors.double()
+    norms = rows.norm(dim=1).tolist()
+    scale = [min(1.0, bound / n) if n > 0.0 and math.isfinite(n) else 1.0 for n in norms]
+    return rows * torch.tensor(scale, dtype=torch.float64)[:, None]
+
+
+__all__ = ["functional_call"]
