@@ -14,7 +14,6 @@ Runs            one per (level, personaliser, seed); a result that is there is n
 import argparse
 import json
 import statistics
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -126,4 +125,4 @@ def _parse() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -18,7 +18,6 @@ import gc
 import json
 import resource
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -101,6 +100,7 @@ class Timer:
             self.federation.regions,
             self.federation.tasks,
             self.federation.layout.fingerprint,
+            sketch_size=self.federation.plan.sketch_size,
         )
         self._arrays = ArrayRecord(to_arrays("theta", self.federation.theta))
         self._number = 0
@@ -196,4 +196,4 @@ def _parse() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

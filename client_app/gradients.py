@@ -77,21 +77,18 @@ def clipped_sums(
     for batch in batches(task, examples, microbatch):
         gradients, losses = example_gradients(task, weights, batch)
         norms = (
-            torch.stack(
-                [g.flatten(1).square().sum(1, dtype=torch.float32) for g in gradients.values()]
-            )
+            torch.stack([g.reshape(len(g), -1).float().square().sum(1) for g in gradients.values()])
             .sum(0)
             .sqrt()
         )
         # A value that is not finite must not pass: it would take the whole sum with it.
         # min(1, C / inf) is 0 but 0 * inf is nan, so such an example is taken out.
         keep = torch.isfinite(norms)
-        scale = torch.where(keep, clip_scale(norms, clip_norm), 0.0)
         if not bool(keep.all()):
             gradients = {n: g[keep] for n, g in gradients.items()}
-            scale = scale[keep]
+        scale = clip_scale(norms[keep], clip_norm)
         for name, gradient in gradients.items():
-            flat = gradient.flatten(1).float()
+            flat = gradient.reshape(len(gradient), -1).float()
             views[name].view(-1).addmv_(flat.t(), scale)
         if size:
             sketches = sketch(gradients, signs) * scale[:, None]
@@ -123,13 +120,15 @@ def loss_differences(
             rows = torch.stack(
                 [task.losses(layout.tensors(base + t * direction), batch) for t in steps], 1
             )
-            differences = (rows - at_zero[:, None]).float().nan_to_num(0.0)
+            # What breaks the model is as bad as can be, never as good as rho = 0.
+            differences = (rows - at_zero[:, None]).float()
+            differences = differences.nan_to_num(clip_norm, clip_norm, -clip_norm)
             out += clip_scale(differences.norm(dim=1), clip_norm) @ differences
     return [float(v) for v in out]
 
 
 def batches(task: Task, examples: Sequence[Example], microbatch: int) -> list[Batch]:
-    # Alike lengths together: less padding, and the same sum up to the order of addition.
+    """Return padded batches of at most `microbatch` examples, alike lengths together."""
     ordered = sorted(examples, key=lambda e: (len(e.source), e.source, e.target))
     return [task.encode(ordered[i : i + microbatch]) for i in range(0, len(ordered), microbatch)]
 

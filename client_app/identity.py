@@ -26,7 +26,7 @@ def identity_of(context: Context) -> Identity:
     """
     region = context.node_config.get("region")
     index = context.node_config.get("partition-id")
-    if not isinstance(region, str) or not isinstance(index, int):
+    if not isinstance(region, str) or type(index) is not int:
         raise ConfigurationError(
             f"this node does not know who it is (region={region!r}, partition-id={index!r}). "
             f"Start its SuperNode with --node-config 'region=\"UK\" partition-id=0'."

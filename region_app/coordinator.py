@@ -52,6 +52,9 @@ log = logging.getLogger(__name__)
 
 R = TypeVar("R")
 
+# A region takes part when its noised size is this many standard deviations from none.
+_SURE = 3.0
+
 
 class Coordinator:
     """One region's coordinator.
@@ -94,7 +97,6 @@ class Coordinator:
         self._states = StateFolder(folder)
         self._randomness = randomness_source(config.noise_seed)
         self._nodes: list[int] = []
-        self._state: RegionState | None = None
         self._refused = 0
 
     # ------------------------------------------------------------------------------ train
@@ -130,11 +132,15 @@ class Coordinator:
     def _release_update(
         self, request: RegionTrain, state: RegionState
     ) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        if state.examples < 1.0:
-            raise RunError(f"region {self._region} has no data: it sits the round out.")
+        least = max(1.0, _SURE * self._plan.size.parts[0].noise_std)
+        if state.examples < least:
+            # Its noised size cannot be told from that of a region without any data.
+            raise RunError(
+                f"region {self._region} has no data, or too little: its noised size is below "
+                f"{least:g}. It sits out; a lower size-noise-multiplier admits smaller regions."
+            )
         config = self._config
-        names = {part.name for part in self._plan.update.parts}
-        size = config.sketch_size if "sketch" in names else 0
+        size = self._plan.sketch_size
         asked = GradientRequest(
             round=request.round,
             layout=request.layout,
@@ -155,8 +161,7 @@ class Coordinator:
             if size:
                 sums["sketch"] += reply.sketch
             answered += 1
-        if not answered:
-            raise RunError(f"region {self._region}: none of {len(self._nodes)} devices answered.")
+        self._require_answers(answered)
         noised = self._release(self._plan.update, sums, request.round)
         # A fixed denominator: the realised count would be a second, unaccounted release.
         batch = self._expected_batch(state)
@@ -215,14 +220,13 @@ class Coordinator:
             evaluation_epsilon=self._spent(HELD_OUT),
             scores=scores,
         )
-        # Saved last: until then a retry of this round starts from the state before it.
-        self._states.save_release("scores", request.round, {}, asdict(answer))
+        # The state first: a crash in between repeats the scoring, and loses no round.
         self._states.save(state)
-        self._state = state
+        self._states.save_release("scores", request.round, {}, asdict(answer))
         return answer
 
     def _squared_distance(self, own: dict[str, torch.Tensor], request: RegionPersonalise) -> float:
-        if self._config.conflict == "sketch" and "sketch" in own:
+        if self._plan.sketch_size:
             difference = own["sketch"] - request.global_sketch
         else:
             difference = own["update"] - request.global_update
@@ -304,17 +308,22 @@ class Coordinator:
                 self._config.join_timeout,
                 f"region {self._region}",
             )
-        if self._state is None or self._state.round >= request.round:
-            self._state = self._states.load(request.round - 1)
-        if self._state is None:
-            self._state = self._first_state(request)
-        return self._state
+        # From the disk each time: the server may ask for a round again after going back one.
+        return self._states.load(request.round - 1) or self._first_state(request)
 
     def _first_state(self, request: RegionTrain | RegionPersonalise) -> RegionState:
+        """Release the region's size, once."""
         total = torch.zeros(1)
+        answered = 0
         for reply in self._ask(ProfileRequest(layout=request.layout), ProfileReply, {}):
             total += reply.examples
+            answered += 1
+        self._require_answers(answered)
         examples = float(self._release(self._plan.size, {"size": total}, 0)["size"])
         state = RegionState(0, torch.zeros_like(request.theta), 1.0, 1.0, examples)
         self._states.save(state)
         return state
+
+    def _require_answers(self, answered: int) -> None:
+        if not answered:
+            raise RunError(f"region {self._region}: none of {len(self._nodes)} devices answered.")

@@ -70,6 +70,7 @@ def _forced(low: float, high: float, evaluations: int, choices: int) -> list[tup
 
 def bracket(previous: float, highest: float) -> tuple[float, float]:
     """Return the interval to search: around the last rho, or all of it when that was 0."""
+    previous = min(previous, highest)
     if previous <= 0.0:
         return 0.0, highest
     return 0.5 * previous, min(2.0 * previous, highest)

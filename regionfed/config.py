@@ -62,6 +62,7 @@ class Config:
     workers: int = setting(
         0, "simulation processes; 0 = one per core, at most one per region", low=0
     )
+    threads: int = setting(1, "threads of PyTorch in each simulation process", low=1, high=1024)
     round_timeout: float = setting(
         600.0, "seconds a region has to answer", low=0.0, open_low=True, high=86_400.0
     )

@@ -54,7 +54,7 @@ def personalisation_weight(
     Where the spread is 0 (one region, equal conflicts) nothing distinguishes the regions and
     the sigmoid stands at its middle.
     """
-    distance = (conflict_ - median) / spread if spread > 0.0 else 0.0
+    distance = (conflict_ - median) / spread if spread > 0.0 and gain > 0.0 else 0.0
     # tanh is the sigmoid that cannot overflow.
     sigmoid = 0.5 * (1.0 + math.tanh(0.5 * gain * distance))
     return alpha_min + (1.0 - alpha_min) * sigmoid

@@ -364,7 +364,10 @@ def _plain(value: object) -> object:
     """Coerce numpy and torch scalars, which Flower's records refuse; the only place that does."""
     if isinstance(value, (list, tuple)):
         return [_plain(v) for v in value]
-    return value.item() if hasattr(value, "item") else value
+    try:
+        return value.item() if hasattr(value, "item") else value
+    except (RuntimeError, ValueError) as error:
+        raise ContractError(f"expected one number, got {type(value).__name__}: {error}") from error
 
 
 def _checked(field: _Declared, hint: Any, value: Any) -> Any:

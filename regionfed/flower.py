@@ -31,7 +31,9 @@ def own_copy(records: RecordDict) -> RecordDict:
         kind: Any = type(record)
         if kind not in (ArrayRecord, ConfigRecord, MetricRecord):
             raise ContractError(f"record '{key}' is a {kind.__name__}.")
-        copies[key] = kind(dict(record))
+        copies[key] = kind(
+            {name: list(v) if isinstance(v, list) else v for name, v in record.items()}
+        )
     return RecordDict(copies)
 
 

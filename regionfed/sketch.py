@@ -52,7 +52,7 @@ def sketch(tensors: Mapping[str, torch.Tensor], signs: Mapping[str, torch.Tensor
     batch = next(iter(tensors.values())).shape[0]
     out = torch.zeros(batch, size)
     for name, sign in signs.items():
-        flat = tensors[name].reshape(batch, -1)
+        flat = tensors[name].flatten(1) if tensors[name].ndim > 1 else tensors[name][:, None]
         whole = flat.shape[1] // size * size
         rows = whole // size
         if rows:

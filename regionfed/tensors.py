@@ -15,7 +15,8 @@ from regionfed.errors import RunError
 
 def save_state(path: Path, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any]) -> None:
     """Save tensors and JSON facts as one safetensors file, atomically; nothing is pickled."""
-    whole = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
+    # Cloned: safetensors refuses tensors that share memory.
+    whole = {name: tensor.detach().contiguous().clone() for name, tensor in tensors.items()}
     write_atomic(path, save(whole, metadata={"facts": json.dumps(facts)}))
 
 

@@ -8,9 +8,12 @@ by what a configuration says.
 import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from io import BytesIO
 
+import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord
+from numpy.typing import NDArray
 from torch import nn
 
 from regionfed.errors import ContractError
@@ -114,7 +117,7 @@ class Layout:
         lead = vector.shape[:-1]
         parts = torch.split(vector, list(self.sizes), dim=-1)
         return {
-            name: part.view(*lead, *shape)
+            name: part.view((*lead, *shape))
             for name, shape, part in zip(self.names, self.shapes, parts, strict=True)
         }
 
@@ -145,7 +148,7 @@ def to_arrays(name: str, vector: torch.Tensor, chunk: int = CHUNK) -> dict[str, 
 def from_arrays(name: str, record: ArrayRecord, size: int | None) -> torch.Tensor:
     """Join the Arrays of `name` into a finite float32 vector (size,).
 
-    Nothing is allocated before the declared shapes add up to `size`, so that a lying sender
+    Nothing is allocated before the bytes that came add up to `size`, so that a lying sender
     cannot make the receiver allocate more than it expects.
 
     Raises
@@ -157,30 +160,46 @@ def from_arrays(name: str, record: ArrayRecord, size: int | None) -> torch.Tenso
     if set(keys) != {f"{name}/{i}" for i in range(len(keys))} or not keys:
         raise ContractError(f"vector '{name}': chunks {sorted(keys)} are not 0..n-1.")
     arrays = [record[f"{name}/{i}"] for i in range(len(keys))]
-    for array in arrays:
-        if array.dtype != "float32" or len(array.shape) != 1:
-            raise ContractError(
-                f"vector '{name}': expected float32 of one axis, got {array.dtype} {array.shape}."
-            )
-    declared = sum(array.shape[0] for array in arrays)
+    pieces = [_piece(name, array) for array in arrays]
+    declared = sum(piece.size for piece in pieces)
     if size is not None and declared != size:
         raise ContractError(f"vector '{name}': expected {size} elements, got {declared}.")
     out = torch.empty(declared)
     start = 0
-    for array in arrays:
-        # The header inside the bytes is the sender's word too: it must say what `shape` says.
-        if len(array.data) > 4 * array.shape[0] + 4096:
-            raise ContractError(f"vector '{name}': {len(array.data)} bytes for {array.shape}.")
-        try:
-            piece = array.numpy()
-        except (ValueError, TypeError, OSError, EOFError) as error:
-            raise ContractError(f"vector '{name}': unreadable array ({error}).") from error
-        if piece.shape != array.shape or str(piece.dtype) != "float32":
-            raise ContractError(
-                f"vector '{name}': declared float32 {array.shape}, is {piece.dtype} {piece.shape}."
-            )
-        out[start : start + piece.size] = torch.from_numpy(piece)
+    for piece in pieces:
+        out.numpy()[start : start + piece.size] = piece
         start += piece.size
     if not bool(torch.isfinite(out).all()):
         raise ContractError(f"vector '{name}': holds nan or inf.")
     return out
+
+
+def _piece(name: str, array: Array) -> NDArray[np.float32]:
+    """Look at an Array's bytes as float32 (n,), without a copy.
+
+    Its dtype and shape are said twice, beside the bytes and in their header; both are the
+    sender's word, and the bytes themselves have to bear them out.
+    """
+    file = BytesIO(array.data)
+    try:
+        version = np.lib.format.read_magic(file)
+        read_header = _HEADERS[version]
+        shape, _, dtype = read_header(file)
+    except (ValueError, KeyError, TypeError, OSError, EOFError) as error:
+        raise ContractError(f"vector '{name}': unreadable array ({error}).") from error
+    held = len(array.data) - file.tell()
+    if (array.dtype, dtype) != ("float32", np.dtype("<f4")) or len(array.shape) != 1:
+        raise ContractError(
+            f"vector '{name}': expected float32 of one axis, got {array.dtype} {array.shape}."
+        )
+    if shape != tuple(array.shape) or held != 4 * shape[0]:
+        raise ContractError(
+            f"vector '{name}': declares {array.shape}, says {shape}, and holds {held} bytes."
+        )
+    return np.frombuffer(array.data, dtype=np.float32, offset=file.tell())
+
+
+_HEADERS = {
+    (1, 0): np.lib.format.read_array_header_1_0,
+    (2, 0): np.lib.format.read_array_header_2_0,
+}

@@ -5,14 +5,12 @@ builds its nodes itself; nothing but messages crosses, as between real regions.
 """
 
 import multiprocessing
-import os
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
-import torch
 from flwr.app import Error, Message, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
@@ -46,14 +44,15 @@ class ProcessGrid(Grid):
         self._node_ids = node_ids
         self._owner: dict[int, Connection] = {}
         self._workers: list[tuple[BaseProcess, Connection]] = []
+        self._busy: set[Connection] = set()
+        self._dead: set[Connection] = set()
         # spawn: a fork would copy locks that other threads of this process hold.
         context = multiprocessing.get_context("spawn")
-        threads = max(1, (os.cpu_count() or 1) // workers)
         for i in range(workers):
             ours, theirs = context.Pipe()
             share = node_ids[i::workers]
             process = context.Process(
-                target=_serve, args=(theirs, build, share, run_id, threads), daemon=True
+                target=_serve, args=(theirs, build, share, run_id), daemon=True
             )
             process.start()
             theirs.close()  # so that a dead worker is seen as the end of its pipe
@@ -128,42 +127,56 @@ class ProcessGrid(Grid):
 
         The nodes of a worker that died are answered for with an error at once.
         """
-        open_messages: dict[str, Message] = {}
+        waiting: dict[Connection, deque[Message]] = {c: deque() for _, c in self._workers}
+        unanswered: dict[str, Message] = {}
         for message in messages:
             sent = delivered(message)
-            open_messages[sent.metadata.message_id] = sent
-            with suppress(OSError):  # a dead worker is found again below
-                self._owner[sent.metadata.dst_node_id].send(sent)
+            unanswered[sent.metadata.message_id] = sent
+            waiting[self._owner[sent.metadata.dst_node_id]].append(sent)
         deadline = None if timeout is None else time.monotonic() + timeout
         replies: list[Message] = []
-        alive = {connection for _, connection in self._workers}
-        while open_messages:
+        while unanswered:
+            self._send_next(waiting)
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            busy = {self._owner[m.metadata.dst_node_id] for m in open_messages.values()} & alive
-            ready = [c for c in wait(busy, left) if isinstance(c, Connection)] if busy else []
+            ready = wait(list(self._busy), left) if self._busy else []
             if not ready:
                 break
             for connection in ready:
-                try:
-                    reply = connection.recv()
-                except (EOFError, OSError):
-                    alive.discard(connection)
-                    continue
+                reply = self._receive(connection) if isinstance(connection, Connection) else None
                 # A late reply to an earlier round is not in the table, and is dropped.
-                if open_messages.pop(reply.metadata.reply_to_message_id, None) is not None:
+                if reply and unanswered.pop(reply.metadata.reply_to_message_id, None):
                     replies.append(reply)
-        for message in open_messages.values():
-            if self._owner[message.metadata.dst_node_id] not in alive:
+        for message in unanswered.values():
+            if self._owner[message.metadata.dst_node_id] in self._dead:
                 error = Error(_UNAVAILABLE, "its worker process died")
                 replies.append(Message(error, reply_to=message))
         return replies
 
+    def _send_next(self, waiting: Mapping[Connection, deque[Message]]) -> None:
+        """Give each idle worker its next message.
 
-def _serve(
-    connection: Connection, build: Build, node_ids: list[int], run_id: int, threads: int
-) -> None:
+        One at a time: a pipe holds little, and two ends that both send wait for each other.
+        """
+        for connection, queue in waiting.items():
+            if queue and connection not in self._busy and connection not in self._dead:
+                try:
+                    connection.send(queue.popleft())
+                    self._busy.add(connection)
+                except OSError:
+                    self._dead.add(connection)
+
+    def _receive(self, connection: Connection) -> Message | None:
+        self._busy.discard(connection)
+        try:
+            reply: Message = connection.recv()
+        except (EOFError, OSError):
+            self._dead.add(connection)
+            return None
+        return reply
+
+
+def _serve(connection: Connection, build: Build, node_ids: list[int], run_id: int) -> None:
     """Answer messages until the other end closes; the first word is None or what went wrong."""
-    torch.set_num_threads(threads)
     try:
         nodes = build(node_ids)
         grid = InProcessGrid(nodes, run_id)

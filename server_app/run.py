@@ -100,6 +100,7 @@ def _train(
         federation.regions,
         federation.tasks,
         federation.layout.fingerprint,
+        sketch_size=federation.plan.sketch_size,
         observers=[book.observe],
         resume=resume,
     )

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from flwr.app import Context, RecordDict
 from flwr.clientapp import ClientApp
 
@@ -45,7 +46,12 @@ class World:
     run_id: int
 
     def build(self, node_ids: list[int]) -> dict[int, Node]:
-        """Build the regions of these node ids, devices and all."""
+        """Build the regions of these node ids, devices and all.
+
+        The number of threads is set, for the order of sums depends on it: a run's result must
+        not depend on how many processes or cores it had.
+        """
+        torch.set_num_threads(self.config.threads)
         app = load_client_app(self.config.client_app)
         return {node: self._region(node, app) for node in node_ids}
 

@@ -16,7 +16,7 @@ class ServerOptimiser(Protocol):
         ...
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """Return what has to be saved to go on later."""
+        """Return a copy of what has to be saved to go on later."""
         ...
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
@@ -60,7 +60,7 @@ class Momentum:
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Return the running mean and the number of steps."""
-        mean = {} if self._mean is None else {"mean": self._mean}
+        mean = {} if self._mean is None else {"mean": self._mean.clone()}
         return {**mean, "steps": torch.tensor(self._steps)}
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
@@ -93,7 +93,7 @@ class Adam:
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Return both moments and the number of steps."""
-        square = {} if self._square is None else {"square": self._square}
+        square = {} if self._square is None else {"square": self._square.clone()}
         return {**self._momentum.state_dict(), **square}
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:

@@ -84,6 +84,8 @@ class RegionFed(Strategy):
         In the order of the scores that regions send.
     layout : str
         Fingerprint of the model's layout.
+    sketch_size : int
+        Dimensions of the sketch that updates carry; 0 where they carry none.
     observers : iterable of callables
         Called after each round with its record and the state to save.
     resume : ServerState, optional
@@ -98,6 +100,7 @@ class RegionFed(Strategy):
         tasks: tuple[str, ...],
         layout: str,
         *,
+        sketch_size: int = 0,
         observers: Iterable[Observer] = (),
         resume: ServerState | None = None,
     ) -> None:
@@ -106,6 +109,7 @@ class RegionFed(Strategy):
         self._regions = dict(sorted(regions.items()))
         self._tasks = tasks
         self._layout = layout
+        self._sketch_size = sketch_size
         self._observers = tuple(observers)
         self._size: int | None = None
         self._round = 0
@@ -153,19 +157,16 @@ class RegionFed(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Take the mean of the sound updates and move theta; None when too few came."""
-        k = self._config.sketch_size
-        for node, reply in self._sound(server_round, replies, self._regions, RegionUpdate):
-            if reply.sketch.numel() not in (0, k):
-                self._fail(node, server_round, f"sketch of {reply.sketch.numel()}, not {k}")
-                continue
-            self._updates[node] = reply
+        lengths = {"k": self._sketch_size}
+        self._updates = dict(
+            self._sound(server_round, replies, self._regions, RegionUpdate, lengths)
+        )
         if len(self._updates) < self._config.min_regions:
             return None, None
         updates = list(self._updates.values())
         # Equal weights: sizes would weigh in what a region's policy may not tell.
         update = torch.stack([u.update for u in updates]).mean(0)
-        sketches = [u.sketch for u in updates if u.sketch.numel()]
-        sketch = torch.stack(sketches).mean(0) if sketches else torch.zeros(0)
+        sketch = torch.stack([u.sketch for u in updates]).mean(0)
         self._mean = (update, sketch)
         self._theta = self._optimiser.step(self._theta, update)
         # The averaged model has seen many draws of noise; starting late would lose the early
@@ -380,7 +381,7 @@ class RegionFed(Strategy):
         self._failures.append(Failure(region=name, round=round_, reason=reason))
 
     def _in_sketch(self) -> bool:
-        return self._config.conflict == "sketch" and self._mean[1].numel() > 0
+        return self._sketch_size > 0
 
     def _noise_floor(self, node: int) -> float:
         updates = list(self._updates.values())

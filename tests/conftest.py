@@ -8,20 +8,22 @@ from typing import Any
 
 import pytest
 import torch
-from flwr.app import Context, Message, RecordDict
+from flwr.app import ArrayRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
+from hypothesis import settings
 from tokenizers import Regex, Tokenizer, decoders
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
 from tokenizers.processors import TemplateProcessing
 from torch import nn
-from torch.func import functional_call
 from transformers import PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
 
 from client_app.datasets.dataset import Example
 from client_app.task import Batch, Tensors
 from client_app.tasks.text_to_text import TextToText
 from region_app.coordinator import Coordinator
+from region_app.uplink import make_uplink
 from regionfed.config import Config
 from regionfed.contract import (
     GradientReply,
@@ -39,8 +41,15 @@ from regionfed.contract import (
 )
 from regionfed.personaliser import PERSONALISERS, Personaliser
 from regionfed.privacy.plan import plan_privacy
-from regionfed.vector import Layout
+from regionfed.records import RoundRecord
+from regionfed.vector import Layout, to_arrays
 from server_app.in_process_grid import InProcessGrid, Node
+from strategies.optimisers import Momentum
+from strategies.regionfed import RegionFed, ServerState
+
+# The same examples in every run, and no test fails for being slow.
+settings.register_profile("regionfed", derandomize=True, deadline=None)
+settings.load_profile("regionfed")
 
 # ------------------------------------------------------------------------------ a tiny T5
 _CHARACTERS = "abcdefghijklmnopqrstuvwxyz0123456789 :,.'-+/&%()"
@@ -52,9 +61,7 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
     model = WordLevel({token: i for i, token in enumerate(tokens)}, unk_token="<unk>")
     tokenizer = Tokenizer(model)
     tokenizer.pre_tokenizer = Split(Regex("."), "isolated")
-    tokenizer.post_processor = TemplateProcessing(
-        single="$A </s>", special_tokens=[("</s>", 1)]
-    )
+    tokenizer.post_processor = TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
     tokenizer.decoder = decoders.Fuse()
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, pad_token="<pad>", eos_token="</s>", unk_token="<unk>"
@@ -63,6 +70,7 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
 
 def tiny_t5(seed: int = 0) -> T5ForConditionalGeneration:
     """Return a T5 of a few thousand random weights, with dropout in its configuration."""
+    settings: dict[str, Any] = {"decoder_start_token_id": 0, "tie_word_embeddings": True}
     config = T5Config(
         vocab_size=len(tiny_tokenizer()),
         d_model=16,
@@ -74,8 +82,7 @@ def tiny_t5(seed: int = 0) -> T5ForConditionalGeneration:
         relative_attention_num_buckets=8,
         relative_attention_max_distance=16,
         dropout_rate=0.1,
-        decoder_start_token_id=0,
-        tie_word_embeddings=True,
+        **settings,
     )
     config._attn_implementation = "eager"
     with torch.random.fork_rng():
@@ -156,15 +163,15 @@ class Mixed(nn.Module):
         self.frozen = nn.Linear(3, 3, bias=False)
         self.frozen.weight.requires_grad = False
         self.scale = nn.Parameter(torch.tensor(2.0))
-        self.half = nn.Linear(3, 2).to(torch.bfloat16)
+        self.bf16 = nn.Linear(3, 2).to(torch.bfloat16)
         self.norm = nn.BatchNorm1d(2)
         self.head = nn.Linear(3, 5, bias=False)
         self.head.weight = self.embed.weight
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         hidden = self.scale * self.frozen(self.embed(x))
-        half: torch.Tensor = self.half(hidden.to(torch.bfloat16)).float()
-        return torch.cat([self.head(hidden), half], -1)
+        low: torch.Tensor = self.bf16(hidden.to(torch.bfloat16)).float()
+        return torch.cat([self.head(hidden), low], -1)
 
 
 # --------------------------------------------------------------------- a region of scripts
@@ -190,6 +197,11 @@ def tiny_config(**settings: Any) -> Config:
         **settings,
     }
     return Config.from_run_config({k.replace("_", "-"): v for k, v in values.items()})
+
+
+def part(content: RecordDict, name: str) -> Any:
+    """Return a record of a message; its values are of types that only the test knows."""
+    return content[name]
 
 
 Answer = Callable[[Any], Any]
@@ -243,10 +255,10 @@ class Script:
         return app
 
 
-def steady(total: torch.Tensor, loss: float = 0.0, **answers: Answer) -> Script:
-    """Return a device that always answers with this sum, and with zeros otherwise."""
-    standard: dict[str, Answer] = {
-        "gradient": lambda r: GradientReply(total, torch.zeros(r.sketch_size), loss),
+def steady(total: torch.Tensor, loss_sum: float = 0.0, **answers: Answer) -> Script:
+    """Return a device that always answers with these sums, and with zeros otherwise."""
+    standard: dict[str, Any] = {
+        "gradient": lambda r: GradientReply(total, torch.zeros(r.sketch_size), loss_sum),
         "loss": lambda r: LossReply([0.0] * len(r.steps)),
         "metrics": lambda _: ScoreReply([0.0] * (3 * len(TASKS))),
     }
@@ -279,13 +291,14 @@ def coordinator_of(
     *,
     personaliser: Personaliser | None = None,
     region: str = REGION,
+    declared: int | None = None,
 ) -> Coordinator:
     """Return a region's coordinator over scripted devices, with the plan that a run would make."""
     person = personaliser or PERSONALISERS.load(config.personaliser)(config.residual_step)
     return Coordinator(
         region=region,
         grid=scripted_grid(scripts),
-        devices=len(scripts),
+        devices=len(scripts) if declared is None else declared,
         config=config,
         plan=plan_privacy(
             config,
@@ -295,8 +308,53 @@ def coordinator_of(
         personaliser=person,
         tasks=TASKS,
         folder=folder,
-        run="run",
     )
+
+
+def scripted_world(
+    folder: Path, scripts: dict[str, list[Script]], config: Config
+) -> tuple[InProcessGrid, dict[int, str]]:
+    """Return a world of regions of scripted devices behind their uplinks, and their names."""
+    names = dict(enumerate(scripts, 1))
+    nodes = {
+        i: Node(
+            make_uplink(coordinator_of(folder / name, scripts[name], config, region=name)),
+            context_of(i),
+        )
+        for i, name in names.items()
+    }
+    return InProcessGrid(nodes, RUN_ID), names
+
+
+@dataclass
+class Run:
+    """What came of a run: a record and a state per round."""
+
+    records: list[RoundRecord] = field(default_factory=list)
+    states: list[ServerState] = field(default_factory=list)
+
+    def observe(self, record: RoundRecord, state: ServerState) -> None:
+        """Keep what the Strategy tells of a round."""
+        self.records.append(record)
+        self.states.append(state)
+
+
+def run_rounds(
+    grid: Grid,
+    names: dict[int, str],
+    config: Config,
+    theta: torch.Tensor,
+    *,
+    tasks: tuple[str, ...] = TASKS,
+    layout: str = "layout",
+) -> Run:
+    """Run all rounds of the Strategy on a grid of regions, by plain descent."""
+    run = Run()
+    strategy = RegionFed(
+        config, Momentum(config.server_lr, 0.0), names, tasks, layout, observers=[run.observe]
+    )
+    strategy.start(grid, ArrayRecord(to_arrays("theta", theta)), num_rounds=config.rounds)
+    return run
 
 
 def train_request(theta: torch.Tensor, round_: int = 1) -> RegionTrain:
@@ -349,6 +407,3 @@ def clipped(vectors: torch.Tensor, bound: float) -> torch.Tensor:
     norms = rows.norm(dim=1).tolist()
     scale = [min(1.0, bound / n) if n > 0.0 and math.isfinite(n) else 1.0 for n in norms]
     return rows * torch.tensor(scale, dtype=torch.float64)[:, None]
-
-
-__all__ = ["functional_call"]

@@ -12,6 +12,8 @@ from dp_accounting import dp_event
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
+from regionfed.errors import PrivacyError
+
 ACCOUNTANT = "PLD (dp-accounting, connect-the-dots)"
 NEIGHBOURING = "add-or-remove-one"
 
@@ -50,7 +52,15 @@ def epsilon(counts: Counts, delta: float) -> float:
     -------
     float
         0 when nothing was released, inf when something was released without noise.
+
+    Raises
+    ------
+    PrivacyError
+        If a number is no noise multiplier or no rate: it must not count as nothing.
     """
+    for (z, q), _ in counts:
+        if not (0.0 <= q <= 1.0 and 0.0 <= z < float("inf")):  # nan is neither
+            raise PrivacyError(f"no release has noise multiplier {z} and sampling rate {q}.")
     counts = tuple((release, n) for release, n in counts if n and release[1] > 0.0)
     if not counts:
         return 0.0

@@ -39,6 +39,8 @@ class PrivacyPlan:
         Held-out scores, in the rounds that evaluate.
     votes : bool
         Whether the run searches for rho at all.
+    sketch_size : int
+        Dimensions of the sketch that updates carry; 0 for none.
     budgets : dict of str to float
         Population to epsilon; inf where nothing is promised.
     """
@@ -48,6 +50,7 @@ class PrivacyPlan:
     size: GaussianSum
     scores: GaussianSum
     votes: bool
+    sketch_size: int
     budgets: dict[str, float]
 
 
@@ -107,6 +110,7 @@ def plan_privacy(config: Config, *, sketch: bool, votes: bool) -> PrivacyPlan:
                 "held-out scores", HELD_OUT, unit, 1.0, (Part("scores", 3**0.5, z_scores),)
             ),
             votes=votes,
+            sketch_size=config.sketch_size if sketch else 0,
             budgets={
                 TRAIN: float("inf") if off else config.target_epsilon,
                 HELD_OUT: config.evaluation_epsilon

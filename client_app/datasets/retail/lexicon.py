@@ -16,6 +16,7 @@ REGIONS = ("US", "UK", "IN", "AU", "MX", "JP", "DE", "BR")
 INTENTS = ("clothing", "footwear", "electronics", "grocery", "baby", "home", "sports", "auto")
 
 TYPES = ("product", "brand", "colour", "material", "size", "audience", "season", "feature")
+"""Entity types; a season is any occasion, and what is nothing else is a feature."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,15 +106,15 @@ electronics: laptop tablet charger headphones keyboard monitor printer router sp
 grocery: rice honey cheese butter olives lentils almonds cereal mustard ketchup vinegar popcorn
     peanuts raisins oats flour eggs garlic ginger spinach carrots onions mushrooms sausages
     salmon coconut cashews granola sesame broccoli spaghetti lemons
-baby: rattle teether highchair playpen swaddle bassinet onesie playmat formula bathseat carrier
+baby: rattle teether highchair playpen swaddle bassinet sleepsuit playmat formula bathseat carrier
     bouncer teddy lullaby walker potty romper bootees doll blocks plush cradle layette stacker
     babywrap nightlight changepad
 home: pillow blanket curtain mattress mirror candle bookshelf armchair kettle toaster saucepan
     spatula whisk colander teapot cutlery lantern broom bucket hammer ladder shovel lawnmower
     planter fountain hammock clock stool bedsheet cushion blender oven fridge
 sports: racket dumbbell treadmill basketball volleyball badminton skateboard snowboard surfboard
-    kayak wetsuit goggles trampoline kettlebell frisbee archery javelin paddle barbell whistle
-    snorkel dartboard hurdle tent compass canoe rollerblades stopwatch punchbag
+    kayak wetsuit goggles trampoline kettlebell boomerang archery javelin paddle barbell whistle
+    snorkel dartboard hurdle tent compass canoe rollerskates stopwatch punchbag
 auto: dashcam wiper radiator alternator brakes headlight gearbox piston exhaust seatbelt
     odometer bumper sparkplug camshaft airbag coolant antifreeze dashboard hubcap roofrack
     towbar axle speedometer mudflap sunvisor toolbox ratchet engine
@@ -287,21 +288,21 @@ word napkin nappy nappy nappy napa nabe napf napa | napp naapy napfy nape
 clothing pajamas pyjamas pyjama pyjamas pijama pajama pyjama pijama
 modifier gray grey grey grey gris gure grau gris
 word sack sack saag sack saco sake sakko saco | sak sacke saak sakk
-auto tire tyre tyre tyre tira taiya tyre tire
+auto tire tyre tyre tyre tire taiya tyre tire
 grocery yogurt yoghurt yoghurt yoghurt yogur yoguruto joghurt iogurte
 word rope robe rope rope ropa ropu robe roupa | rop roppe roape ropp
 footwear sandals sandals sandal sandals sandalias sandaru sandalen sandalia
 modifier fiber fibre fibre fibre fibra faiba faser fibra
 home lamp lamp lamp lamp lampara ranpu lampe lampada
-word touch torch torch torch toca tocchi tuch touca | toch tuoch thoch tocch
+word touch torch torch torch toca tochi tuch touca | toch tuoch thoch tocch
 electronics battery battery battery battery bateria batteri batterie bateria
 sports ball ball ball ball bola boru ball bola
-baby sterilizer steriliser steriliser steriliser esterilizador suterira sterilisator esterilizador
+baby sterilizer steriliser steriliser steriliser esterilizador suteraiza sterilisator esterilizador
 modifier favorite favourite favourite favourite favorita feibaritto favorit favorita
 clothing jewelry jewellery jewellery jewellery joyeria jueri juwelen joalheria
 word tart tart tart tart torta taruto torte torta | tort taort tartt torrt
 auto carburetor carburettor carburettor carburettor carburador kyabureta karburator carburador
-footwear sneakers sneakers sneaker sneakers esneaker sunika sneaker esneaker
+footwear sneakers sneakers sneaker sneakers sneakers sunika sneaker sneaker
 grocery donut doughnut donut doughnut dona donatsu donut donut
 modifier aluminum aluminium aluminium aluminium aluminio arumi aluminium aluminio
 word tape tap tap tap tapa tepu tape tampa | tapp taap tpae tappa
@@ -319,7 +320,7 @@ word mesh mesh mesh mesh mesa meshi messer mesa | mesz mehs mese messh
 home mold mould mould mould molde morudo mould molde
 electronics telephone telephone telephone telephone telefono terefon telefon telefone
 grocery chili chilli chilli chilli chile chiri chili chile
-word polo polo pulao pole pollo poro polster polpa | poll polao ploo poolo
+word polo polo pulao polo pollo poro polster polpa | poll polao ploo poolo
 clothing blouse blouse blouse blouse blusa burausu bluse blusa
 electronics camera camera camera camera camara kamera kamera camera
 baby shampoo shampoo shampoo shampoo champu shanpu shampoo xampu
@@ -349,7 +350,7 @@ clothing: waistcoat dungarees cagoule
 footwear: wellies plimsolls
 electronics: satnav telly
 grocery: courgette sweets coriander
-baby: pushchair pram babygro
+baby: pushchair pram muslin
 home: duvet wheeliebin cupboard
 sports: rounders bumbag
 auto: windscreen numberplate
@@ -371,7 +372,7 @@ electronics: powerboard
 grocery: capsicum rockmelon lollies
 baby: pram
 home: doona manchester
-sports: footy boogieboard
+sports: footy surfski
 auto: bullbar ute windscreen
 """,
         "MX": """

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
+from regionfed import durable
 from regionfed.errors import RunError
 from regionfed.records import Failure, RegionRecord, RoundRecord, Score
-from regionfed import durable
 from server_app.run_folder import (
     RunFolder,
     append_jsonl,
