@@ -76,6 +76,7 @@ def clipped_sums(
     weights = layout.tensors(point)
     for batch in batches(task, examples, microbatch):
         gradients, losses = example_gradients(task, weights, batch)
+        loss += float(losses.float().nan_to_num(loss_cap).clamp(0.0, loss_cap).sum())
         norms = (
             torch.stack([g.reshape(len(g), -1).float().square().sum(1) for g in gradients.values()])
             .sum(0)
@@ -86,6 +87,8 @@ def clipped_sums(
         keep = torch.isfinite(norms)
         if not bool(keep.all()):
             gradients = {n: g[keep] for n, g in gradients.items()}
+        if not bool(keep.any()):
+            continue
         scale = clip_scale(norms[keep], clip_norm)
         for name, gradient in gradients.items():
             flat = gradient.reshape(len(gradient), -1).float()
@@ -93,7 +96,6 @@ def clipped_sums(
         if size:
             sketches = sketch(gradients, signs) * scale[:, None]
             sketched += clip_scale(sketches.norm(dim=1), clip_norm) @ sketches
-        loss += float(losses.float().nan_to_num(loss_cap).clamp(0.0, loss_cap).sum())
     return ClippedSums(total, sketched, loss)
 
 

@@ -56,7 +56,7 @@ class Config:
 
     # The run
     seed: int = setting(0, "seed of data, sampling and initialisation (never of noise)", low=0)
-    rounds: int = setting(40, "training rounds", low=1, high=100_000)
+    rounds: int = setting(20, "training rounds", low=1, high=100_000)
     run_dir: str = setting("runs", "folder of the runs; relative to the project")
     resume: str = setting("", "run folder to continue, or 'latest'; its settings are kept")
     workers: int = setting(
@@ -85,15 +85,17 @@ class Config:
     )
     task: str = setting("text-to-text", "'text-to-text', or 'package.module:make_task'")
     model: str = setting("retail-t5", "'retail-t5' (shipped), or a local Hugging Face folder")
-    trainable: str = setting("", "regular expression of parameter names to train; empty = all")
+    trainable: str = setting(
+        "^(encoder|decoder)", "regular expression of parameter names to train; empty = all"
+    )
     client_app: str = setting("client_app.app:app", "ClientApp that answers the contract")
-    microbatch: int = setting(64, "examples per vectorised gradient pass", low=1)
+    microbatch: int = setting(96, "examples per vectorised gradient pass", low=1)
 
     # Learning
     server_optimiser: str = setting("momentum", "'momentum', 'adam', or 'package.module:Class'")
-    server_lr: float = setting(1.0, "step of the global model", low=0.0, open_low=True, high=1e3)
+    server_lr: float = setting(5.0, "step of the global model", low=0.0, open_low=True, high=1e3)
     server_momentum: float = setting(
-        0.9, "momentum of the server optimiser", low=0.0, high=1.0, open_high=True
+        0.5, "momentum of the server optimiser", low=0.0, high=1.0, open_high=True
     )
     averaging: float = setting(
         0.0,
@@ -105,7 +107,7 @@ class Config:
 
     # Personalisation
     personaliser: str = setting("residual", "'residual', 'none', or 'package.module:Class'")
-    residual_step: float = setting(3.0, "step of the accumulated residual", low=0.0, high=1e4)
+    residual_step: float = setting(14.0, "step of the accumulated residual", low=0.0, high=1e4)
     conflict: str = setting(
         "sketch", "what measures conflict", choices=("sketch", "debiased", "raw")
     )
@@ -130,7 +132,7 @@ class Config:
         1e-5, "delta of the guarantee", low=0.0, open_low=True, high=1.0, open_high=True
     )
     sampling_rate: float = setting(
-        0.07, "chance of each example to be in a round", low=0.0, open_low=True, high=1.0
+        0.15, "chance of each example to be in a round", low=0.0, open_low=True, high=1.0
     )
     clip_norm: float = setting(
         0.5, "L2 bound C of one example's gradient", low=0.0, open_low=True, high=1e6

@@ -239,7 +239,7 @@ def encode(message: object) -> RecordDict:
                 arrays[key] = array
         else:
             target = metrics if declared.is_computed else config
-            target[declared.name] = _checked(declared, declared.type, _plain(value))
+            target[declared.name] = _checked(declared, declared.type, _plain(declared, value))
     records: dict[str, Any] = {"config": ConfigRecord(config)}
     if len(arrays):
         records["arrays"] = arrays
@@ -360,14 +360,14 @@ def _same_keys(kind: type, where: str, found: set[str], expected: set[str]) -> N
         raise ContractError(f"{kind.__name__}: {where} lacks {missing} and has unknown {extra}.")
 
 
-def _plain(value: object) -> object:
+def _plain(field: _Declared, value: object) -> object:
     """Coerce numpy and torch scalars, which Flower's records refuse; the only place that does."""
     if isinstance(value, (list, tuple)):
-        return [_plain(v) for v in value]
+        return [_plain(field, v) for v in value]
     try:
         return value.item() if hasattr(value, "item") else value
     except (RuntimeError, ValueError) as error:
-        raise ContractError(f"expected one number, got {type(value).__name__}: {error}") from error
+        raise ContractError(f"{field.path}: expected one number ({error}).") from error
 
 
 def _checked(field: _Declared, hint: Any, value: Any) -> Any:

@@ -5,9 +5,12 @@ builds its nodes itself; nothing but messages crosses, as between real regions.
 """
 
 import multiprocessing
+import os
+import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
@@ -15,12 +18,14 @@ from flwr.app import Error, Message, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 
-from regionfed.errors import RunError
+from regionfed.errors import RunError, RunStoppedError
 from regionfed.flower import delivered, ensure_identity
 from server_app.in_process_grid import InProcessGrid, Node
 
 # Flower's code for a node that is not there.
 _UNAVAILABLE = 3
+# Seconds between looks at whether the run should stop.
+_POLL = 0.5
 
 # Builds the nodes of these ids; sent to the workers, so a top-level function or a partial of one.
 Build = Callable[[list[int]], Mapping[int, Node]]
@@ -36,12 +41,23 @@ class ProcessGrid(Grid):
     node_ids : list of int
     workers : int
     run_id : int
+    stopping : callable
+        Asked while waiting; returns why to stop waiting, or "".
     """
 
-    def __init__(self, build: Build, node_ids: list[int], workers: int, run_id: int) -> None:
+    def __init__(
+        self,
+        build: Build,
+        node_ids: list[int],
+        workers: int,
+        run_id: int,
+        *,
+        stopping: Callable[[], str] = lambda: "",
+    ) -> None:
         ensure_identity(run_id)
         self._run = Run.create_empty(run_id)
         self._node_ids = node_ids
+        self._stopping = stopping
         self._owner: dict[int, Connection] = {}
         self._workers: list[tuple[BaseProcess, Connection]] = []
         self._busy: set[Connection] = set()
@@ -54,7 +70,8 @@ class ProcessGrid(Grid):
             process = context.Process(
                 target=_serve, args=(theirs, build, share, run_id), daemon=True
             )
-            process.start()
+            with _no_main_file():
+                process.start()
             theirs.close()  # so that a dead worker is seen as the end of its pipe
             self._workers.append((process, ours))
             self._owner.update(dict.fromkeys(share, ours))
@@ -70,7 +87,7 @@ class ProcessGrid(Grid):
         deadline = time.monotonic() + timeout
         for process, connection in self._workers:
             try:
-                ready = connection.poll(max(0.0, deadline - time.monotonic()))
+                ready = self._wait([connection], deadline)
                 failure = connection.recv() if ready else f"not ready after {timeout:g} s"
             except (EOFError, OSError):
                 process.join(1.0)
@@ -137,12 +154,11 @@ class ProcessGrid(Grid):
         replies: list[Message] = []
         while unanswered:
             self._send_next(waiting)
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            ready = wait(list(self._busy), left) if self._busy else []
+            ready = self._wait(list(self._busy), deadline) if self._busy else []
             if not ready:
                 break
             for connection in ready:
-                reply = self._receive(connection) if isinstance(connection, Connection) else None
+                reply = self._receive(connection)
                 # A late reply to an earlier round is not in the table, and is dropped.
                 if reply and unanswered.pop(reply.metadata.reply_to_message_id, None):
                     replies.append(reply)
@@ -151,6 +167,22 @@ class ProcessGrid(Grid):
                 error = Error(_UNAVAILABLE, "its worker process died")
                 replies.append(Message(error, reply_to=message))
         return replies
+
+    def _wait(self, connections: list[Connection], deadline: float | None) -> list[Connection]:
+        """Return the connections that have something, none at the deadline.
+
+        Raises
+        ------
+        RunStoppedError
+            As soon as the run should stop: a round may be long.
+        """
+        while deadline is None or time.monotonic() < deadline:
+            if why := self._stopping():
+                raise RunStoppedError(why)
+            left = _POLL if deadline is None else min(_POLL, deadline - time.monotonic())
+            if ready := wait(connections, max(left, 0.0)):
+                return [c for c in ready if isinstance(c, Connection)]
+        return []
 
     def _send_next(self, waiting: Mapping[Connection, deque[Message]]) -> None:
         """Give each idle worker its next message.
@@ -175,6 +207,18 @@ class ProcessGrid(Grid):
         return reply
 
 
+@contextmanager
+def _no_main_file() -> Iterator[None]:
+    """Let a worker start without importing what this process was started from, a second of CPU."""
+    main = sys.modules["__main__"].__dict__
+    file = main.pop("__file__", None)
+    try:
+        yield
+    finally:
+        if file is not None:
+            main["__file__"] = file
+
+
 def _serve(connection: Connection, build: Build, node_ids: list[int], run_id: int) -> None:
     """Answer messages until the other end closes; the first word is None or what went wrong."""
     try:
@@ -188,5 +232,5 @@ def _serve(connection: Connection, build: Build, node_ids: list[int], run_id: in
         try:
             message = connection.recv()
         except (EOFError, OSError):
-            return
+            os._exit(0)  # the run is over; taking the interpreter apart would take seconds
         connection.send(grid.answer(message))

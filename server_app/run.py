@@ -66,7 +66,7 @@ def execute(
     say(_opening(config, federation, resume))
     book = RunBook(folder, config, federation, resume, say=say, stopping=stopping)
     try:
-        with closing(simulate(config, federation, folder.path, run_id)) as grid:
+        with closing(simulate(config, federation, folder.path, run_id, stopping)) as grid:
             _train(config, federation, grid, book, resume)
     except RunStoppedError as stopped:
         return book.close("stopped", f"{stopped} {book.remedy}", report)
@@ -178,7 +178,11 @@ class RunBook:
 
 
 def simulate(
-    config: Config, federation: Federation, folder: Path, run_id: int
+    config: Config,
+    federation: Federation,
+    folder: Path,
+    run_id: int,
+    stopping: Callable[[], str] = lambda: "",
 ) -> InProcessGrid | ProcessGrid:
     """Return the grid of a simulated world: worker processes, or this one if one is enough."""
     world = World(
@@ -194,7 +198,7 @@ def simulate(
     workers = min(config.workers or os.cpu_count() or 1, len(nodes))
     if workers == 1:
         return InProcessGrid(world.build(nodes), run_id)
-    grid = ProcessGrid(world.build, nodes, workers, run_id)
+    grid = ProcessGrid(world.build, nodes, workers, run_id, stopping=stopping)
     grid.wait_until_ready(config.join_timeout)
     return grid
 

@@ -86,7 +86,7 @@ def duration(seconds: float | None) -> str:
     if minutes < 48 * 60:
         return f"{minutes // 60}h{minutes % 60:02d}m"
     hours = minutes // 60
-    return f"{hours // 24}d{hours % 24:02d}h" if hours < 24000 else ">999d"
+    return f"{hours // 24}d{hours % 24:02d}h" if hours < 2400 else ">99d"
 
 
 def shorten(text: str, cells: int) -> str:

@@ -381,7 +381,7 @@ class RegionFed(Strategy):
         self._failures.append(Failure(region=name, round=round_, reason=reason))
 
     def _in_sketch(self) -> bool:
-        return self._sketch_size > 0
+        return self._config.conflict == "sketch" and self._sketch_size > 0
 
     def _noise_floor(self, node: int) -> float:
         updates = list(self._updates.values())

@@ -351,7 +351,13 @@ def run_rounds(
     """Run all rounds of the Strategy on a grid of regions, by plain descent."""
     run = Run()
     strategy = RegionFed(
-        config, Momentum(config.server_lr, 0.0), names, tasks, layout, observers=[run.observe]
+        config,
+        Momentum(config.server_lr, 0.0),
+        names,
+        tasks,
+        layout,
+        sketch_size=config.sketch_size,
+        observers=[run.observe],
     )
     strategy.start(grid, ArrayRecord(to_arrays("theta", theta)), num_rounds=config.rounds)
     return run

@@ -138,6 +138,7 @@ def run(
         NAMES,
         TASKS,
         "layout",
+        sketch_size=K,
         observers=[observe],
         resume=resume,
     )
@@ -213,7 +214,9 @@ def test_each_region_is_told_its_own_noise_floor(conflict: str) -> None:
 
 def test_messages_are_lists_and_one_per_region() -> None:
     """A7: Flower's grid iterates more than once; each receiver has records of its own."""
-    strategy = RegionFed(tiny_config(regions=3), Momentum(1.0, 0.0), NAMES, TASKS, "layout")
+    strategy = RegionFed(
+        tiny_config(regions=3), Momentum(1.0, 0.0), NAMES, TASKS, "layout", sketch_size=K
+    )
     grid = InProcessGrid({}, RUN_ID)
     arrays = ArrayRecord(to_arrays("theta", THETA))
     messages = strategy.configure_train(1, arrays, ConfigRecord(), grid)
@@ -274,7 +277,7 @@ def tampered(name: str, **arrays: torch.Tensor) -> Answer:
         (tampered("South", update=torch.zeros(1, P)), "one axis"),
         (tampered("South", update=torch.zeros(P - 1)), "expected 4 elements, got 3"),
         (tampered("South", update=torch.zeros(1)), "expected 4 elements, got 1"),
-        (tampered("South", sketch=torch.zeros(K + 1)), "sketch of 9, not 8"),
+        (tampered("South", sketch=torch.zeros(K + 1)), "expected 8 elements, got 9"),
         (lambda _: update("North", 100.0), "calls itself 'North'"),
         (lambda _: scores("South"), "RegionUpdate"),
     ],
@@ -312,7 +315,9 @@ def test_a_region_that_says_nothing_is_named() -> None:
             replies = list(super().send_and_receive(messages))
             return [r for r in replies if r.metadata.src_node_id != 2]
 
-    strategy = RegionFed(tiny_config(regions=3), Momentum(1.0, 0.0), NAMES, TASKS, "layout")
+    strategy = RegionFed(
+        tiny_config(regions=3), Momentum(1.0, 0.0), NAMES, TASKS, "layout", sketch_size=K
+    )
     grid = Deaf({i: r.node() for i, r in enumerate(regions, 1)}, RUN_ID)
     arrays = ArrayRecord(to_arrays("theta", THETA))
     messages = strategy.configure_train(1, arrays, ConfigRecord(), grid)
@@ -331,7 +336,9 @@ def test_order_of_arrival_and_repeats_do_not_matter() -> None:
     def outcome(order: list[int]) -> torch.Tensor:
         regions = [region(n, 1.0, update=vectors[n]) for n in NAMES.values()]
         grid = InProcessGrid({i: r.node() for i, r in enumerate(regions, 1)}, RUN_ID)
-        strategy = RegionFed(tiny_config(regions=3), Momentum(1.0, 0.0), NAMES, TASKS, "layout")
+        strategy = RegionFed(
+            tiny_config(regions=3), Momentum(1.0, 0.0), NAMES, TASKS, "layout", sketch_size=K
+        )
         arrays = ArrayRecord(to_arrays("theta", THETA))
         messages = strategy.configure_train(1, arrays, ConfigRecord(), grid)
         replies = list(grid.send_and_receive(messages))
