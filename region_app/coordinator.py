@@ -112,8 +112,7 @@ class Coordinator:
         """
         state = self._state_before(request)
         tensors, facts = self._update_of(request.round) or self._release_update(request, state)
-        batch = self._expected_batch(state)
-        std = {part.name: part.noise_std / batch for part in self._plan.update.parts}
+        std = self._noise_stds(state)
         return RegionUpdate(
             region=self._region,
             update=tensors["update"],
@@ -198,6 +197,7 @@ class Coordinator:
                 global_update=request.global_update,
                 theta=request.theta,
                 previous=before.direction,
+                noise_std=self._noise_stds(before)["update"],
             )
         )
         rho = before.rho
@@ -295,6 +295,10 @@ class Coordinator:
     def _spent(self, population: str) -> float:
         spent = self._ledger.epsilon(population)
         return spent if spent != float("inf") else -1.0
+
+    def _noise_stds(self, state: RegionState) -> dict[str, float]:
+        batch = self._expected_batch(state)
+        return {part.name: part.noise_std / batch for part in self._plan.update.parts}
 
     def _expected_batch(self, state: RegionState) -> float:
         return self._config.sampling_rate * state.examples

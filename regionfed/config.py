@@ -154,6 +154,14 @@ class Config:
         -1, "-1 = secure noise; 0 or more = reproducible, FOR TESTS ONLY, voids privacy", low=-1
     )
 
+    noise_limit: float = setting(
+        0.06,
+        "most noise (std) that training may put on a weight; larger steps are cut to it",
+        low=0.0,
+        open_low=True,
+        high=1e6,
+    )
+
     # Evaluation
     evaluate_every: int = setting(5, "rounds between evaluations; the last is always one", low=1)
     evaluation_privacy: str = setting(

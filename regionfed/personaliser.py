@@ -5,6 +5,7 @@ from typing import Protocol
 
 import torch
 
+from regionfed.config import Config
 from regionfed.registry import Registry
 
 
@@ -21,6 +22,8 @@ class Released:
         The global model after this round, (p,).
     previous : torch.Tensor
         The region's direction after the last round, (p,); zero at first.
+    noise_std : float
+        Standard deviation of the noise on each coordinate of `update`.
     """
 
     round: int
@@ -28,6 +31,7 @@ class Released:
     global_update: torch.Tensor
     theta: torch.Tensor
     previous: torch.Tensor
+    noise_std: float
 
 
 @dataclass(frozen=True)
@@ -68,8 +72,8 @@ class Personaliser(Protocol):
 class PersonaliserFactory(Protocol):
     """Makes a personaliser from the settings."""
 
-    def __call__(self, step: float) -> Personaliser:
-        """Return a personaliser with this step."""
+    def __call__(self, config: Config) -> Personaliser:
+        """Return the personaliser of one region."""
         ...
 
 

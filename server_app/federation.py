@@ -39,7 +39,7 @@ class Federation:
 
 def prepare(config: Config) -> Federation:
     """Load the public model, name the regions, and plan the privacy of the whole run."""
-    personaliser = PERSONALISERS.load(config.personaliser)(config.residual_step)
+    personaliser = PERSONALISERS.load(config.personaliser)(config)
     plan = plan_privacy(
         config,
         sketch=personaliser.measures_conflict and config.conflict == "sketch",

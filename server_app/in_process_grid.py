@@ -3,12 +3,11 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from flwr.app import Context, Error, Message, RecordDict
+from flwr.app import Context, Error, Message
 from flwr.clientapp import ClientApp
-from flwr.serverapp import Grid
-from flwr.supercore.run import Run
 
-from regionfed.flower import delivered, ensure_identity
+from regionfed.flower import delivered
+from server_app.local_grid import LocalGrid
 
 # Flower's code for a ClientApp that raised.
 _APP_RAISED = 2
@@ -22,7 +21,7 @@ class Node:
     context: Context
 
 
-class InProcessGrid(Grid):
+class InProcessGrid(LocalGrid):
     """Calls each node's ClientApp directly, one after the other, in the order of the messages.
 
     As on a network, a receiver gets records of its own, and what it raises becomes an error
@@ -30,33 +29,12 @@ class InProcessGrid(Grid):
     """
 
     def __init__(self, nodes: Mapping[int, Node], run_id: int) -> None:
-        ensure_identity(run_id)
+        super().__init__(run_id)
         self._nodes = dict(nodes)
-        self._run = Run.create_empty(run_id)
         self._replies: dict[str, Message] = {}
 
     def close(self) -> None:
         """Do nothing: there is nothing to end."""
-
-    def set_run(self, run: Run) -> None:
-        """Set the run that messages belong to."""
-        self._run = run
-
-    @property
-    def run(self) -> Run:
-        """The run that messages belong to."""
-        return self._run
-
-    def create_message(
-        self,
-        content: RecordDict,
-        message_type: str,
-        dst_node_id: int,
-        group_id: str,
-        ttl: float | None = None,
-    ) -> Message:
-        """Return a new message."""
-        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
     def get_node_ids(self) -> list[int]:
         """Return the ids of all nodes."""

@@ -14,13 +14,12 @@ from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
-from flwr.app import Error, Message, RecordDict
-from flwr.serverapp import Grid
-from flwr.supercore.run import Run
+from flwr.app import Error, Message
 
 from regionfed.errors import RunError, RunStoppedError
-from regionfed.flower import delivered, ensure_identity
+from regionfed.flower import delivered
 from server_app.in_process_grid import InProcessGrid, Node
+from server_app.local_grid import LocalGrid
 
 # Flower's code for a node that is not there.
 _UNAVAILABLE = 3
@@ -31,7 +30,7 @@ _POLL = 0.5
 Build = Callable[[list[int]], Mapping[int, Node]]
 
 
-class ProcessGrid(Grid):
+class ProcessGrid(LocalGrid):
     """Delivers messages to nodes in worker processes, in parallel.
 
     Parameters
@@ -54,8 +53,7 @@ class ProcessGrid(Grid):
         *,
         stopping: Callable[[], str] = lambda: "",
     ) -> None:
-        ensure_identity(run_id)
-        self._run = Run.create_empty(run_id)
+        super().__init__(run_id)
         self._node_ids = node_ids
         self._stopping = stopping
         self._owner: dict[int, Connection] = {}
@@ -104,26 +102,6 @@ class ProcessGrid(Grid):
             process.join(2.0)
             if process.is_alive():
                 process.kill()
-
-    def set_run(self, run: Run) -> None:
-        """Set the run that messages belong to."""
-        self._run = run
-
-    @property
-    def run(self) -> Run:
-        """The run that messages belong to."""
-        return self._run
-
-    def create_message(
-        self,
-        content: RecordDict,
-        message_type: str,
-        dst_node_id: int,
-        group_id: str,
-        ttl: float | None = None,
-    ) -> Message:
-        """Return a new message."""
-        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
     def get_node_ids(self) -> list[int]:
         """Return the ids of all nodes."""

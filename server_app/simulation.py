@@ -68,7 +68,7 @@ class World:
             devices=count,
             config=self.config,
             plan=self.plan,
-            personaliser=PERSONALISERS.load(self.config.personaliser)(self.config.residual_step),
+            personaliser=PERSONALISERS.load(self.config.personaliser)(self.config),
             tasks=self.tasks,
             folder=self.folder / "regions" / name,
         )

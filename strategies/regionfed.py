@@ -6,6 +6,7 @@ part and, when it is time, return scores. All that is computed here comes from r
 """
 
 import logging
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -29,6 +30,7 @@ from regionfed.contract import (
     message_type,
 )
 from regionfed.errors import ContractError, RunError
+from regionfed.privacy.plan import damping
 from regionfed.records import (
     Failure,
     RegionRecord,
@@ -168,7 +170,10 @@ class RegionFed(Strategy):
         update = torch.stack([u.update for u in updates]).mean(0)
         sketch = torch.stack([u.sketch for u in updates]).mean(0)
         self._mean = (update, sketch)
-        self._theta = self._optimiser.step(self._theta, update)
+        config = self._config
+        mean_std = math.hypot(*(u.update_noise_std for u in updates)) / len(updates)
+        damped = damping(config.server_lr, mean_std, config.rounds, config.noise_limit)
+        self._theta = self._optimiser.step(self._theta, damped * update)
         # The averaged model has seen many draws of noise; starting late would lose the early
         # progress, so the decay warms up (as in TensorFlow's ExponentialMovingAverage).
         decay = min(self._config.averaging, (1.0 + server_round) / (10.0 + server_round))

@@ -190,6 +190,10 @@ def tiny_config(**settings: Any) -> Config:
         "workers": 1,
         "join_timeout": 0.0,
         "sketch_size": 8,
+        "server_lr": 1.0,
+        "trainable": "",
+        "residual_step": 3.0,
+        "noise_limit": 1e6,
         "sampling_rate": 0.5,
         "target_epsilon": 8.0,
         "noise_seed": 0,
@@ -294,7 +298,7 @@ def coordinator_of(
     declared: int | None = None,
 ) -> Coordinator:
     """Return a region's coordinator over scripted devices, with the plan that a run would make."""
-    person = personaliser or PERSONALISERS.load(config.personaliser)(config.residual_step)
+    person = personaliser or PERSONALISERS.load(config.personaliser)(config)
     return Coordinator(
         region=region,
         grid=scripted_grid(scripts),

@@ -136,6 +136,17 @@ def plan_privacy(config: Config, *, sketch: bool, votes: bool) -> PrivacyPlan:
     return mechanisms(z, z_scores)
 
 
+def damping(step: float, noise_std: float, rounds: int, limit: float) -> float:
+    """Return the factor in (0, 1] that keeps the noise on each weight within a limit.
+
+    After T rounds of steps ``s`` along updates with noise of std tau, a weight carries noise of
+    std ``s tau sqrt(T)``, known in advance. Small regions and small epsilons have a large tau: an
+    undamped step would drown what the model knows.
+    """
+    predicted = step * noise_std * rounds**0.5
+    return min(1.0, limit / predicted) if predicted > 0.0 else 1.0
+
+
 def _release(mechanism: GaussianSum) -> Release:
     return (mechanism.noise_multiplier, mechanism.sampling_rate)
 

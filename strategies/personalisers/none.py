@@ -2,6 +2,7 @@
 
 import torch
 
+from regionfed.config import Config
 from regionfed.personaliser import Proposal, Released
 
 
@@ -11,8 +12,8 @@ class NoPersonaliser:
     measures_conflict = False
     searches_rho = False
 
-    def __init__(self, step: float) -> None:
-        del step
+    def __init__(self, config: Config) -> None:
+        del config
 
     def propose(self, released: Released) -> Proposal:
         """Return no direction."""

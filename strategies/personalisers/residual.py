@@ -1,6 +1,8 @@
 """The accumulated residual: what the world's gradient leaves out of a region's, summed up."""
 
+from regionfed.config import Config
 from regionfed.personaliser import Proposal, Released
+from regionfed.privacy.plan import damping
 
 
 class Residual:
@@ -11,23 +13,24 @@ class Residual:
     sum does not, for signal adds up with T and noise with sqrt(T). Only released values enter:
     no further epsilon.
 
-    Parameters
-    ----------
-    step : float
-        Learning rate of the region's own part.
+    The step is cut where noise would exceed `noise_limit` on a weight (`damping`).
     """
 
     measures_conflict = True
     searches_rho = True
 
-    def __init__(self, step: float) -> None:
-        self._step = step
+    def __init__(self, config: Config) -> None:
+        self._config = config
 
     def propose(self, released: Released) -> Proposal:
         """Descend along this round's residual."""
+        config = self._config
+        step = config.residual_step * damping(
+            config.residual_step, released.noise_std, config.rounds, config.noise_limit
+        )
         residual = released.update - released.global_update
         return Proposal(
-            direction=released.previous.sub(residual, alpha=self._step),
+            direction=released.previous.sub(residual, alpha=step),
             strategy="residual",
-            reason=f"descent along {released.round} accumulated residuals",
+            reason=f"descent along {released.round} accumulated residuals, step {step:.3g}",
         )

@@ -462,7 +462,7 @@ def test_without_personalisation_nothing_extra_is_asked_or_paid(tmp_path: Path) 
     """No sketch, no votes, no direction."""
     script = steady(ones(100.0))
     config = tiny_config(rho_every=1)
-    coordinator = coordinator_of(tmp_path, [script], config, personaliser=NoPersonaliser(1.0))
+    coordinator = coordinator_of(tmp_path, [script], config, personaliser=NoPersonaliser(config))
     coordinator.train(train_request(THETA))
     scores = coordinator.personalise(
         personalise_request(THETA, ones(0.0), global_sketch=torch.zeros(0))
