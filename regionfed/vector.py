@@ -188,13 +188,14 @@ def _piece(name: str, array: Array) -> NDArray[np.float32]:
     except (ValueError, KeyError, TypeError, OSError, EOFError) as error:
         raise ContractError(f"vector '{name}': unreadable array ({error}).") from error
     held = len(array.data) - file.tell()
-    if (array.dtype, dtype) != ("float32", np.dtype("<f4")) or len(array.shape) != 1:
+    if (array.stype, array.dtype) != ("numpy.ndarray", "float32") or len(array.shape) != 1:
         raise ContractError(
-            f"vector '{name}': expected float32 of one axis, got {array.dtype} {array.shape}."
+            f"vector '{name}': expected float32 of one axis as numpy.ndarray, "
+            f"got {array.dtype} {array.shape} as {array.stype}."
         )
-    if shape != tuple(array.shape) or held != 4 * shape[0]:
+    if dtype != np.dtype("<f4") or shape != tuple(array.shape) or held != 4 * shape[0]:
         raise ContractError(
-            f"vector '{name}': declares {array.shape}, says {shape}, and holds {held} bytes."
+            f"vector '{name}': declared float32 {array.shape}, is {dtype} {shape} in {held} bytes."
         )
     return np.frombuffer(array.data, dtype=np.float32, offset=file.tell())
 
