@@ -6,10 +6,10 @@ One process, one thread count, alternating: a round through Strategy, Grid, coor
 ClientApps, then the same forward and backward passes on the same batches without any of them.
 Ratios, not seconds, are the result; seconds say how loaded the machine was.
 
-* ``round / bare``: the whole round over the loop of vectorised per-example passes. What is left
-  is what federation costs: messages, clipping, sketch, sums, noise, ledger, optimiser.
-* ``per-example / plain``: a vectorised per-example pass with clipping and sketch over a plain
-  backward on the same batch, which is what privacy per example costs.
+* ``round / bare``: the whole round over the bare loop of its passes (per-example gradients, clipped
+  and sketched). What is left is what federation costs: messages, samples, sums, noise, ledger.
+* ``per-example / plain``: such a pass over a plain backward on the same batch, which is what
+  privacy per example costs.
 * ``memory``: growth of the process over rounds with few and with many devices.
 """
 
@@ -28,7 +28,7 @@ from flwr.app import ArrayRecord
 
 from client_app.app import Device, workbench
 from client_app.datasets.dataset import Example
-from client_app.gradients import batches, clipped_sums, example_gradients
+from client_app.gradients import batches, clipped_sums
 from client_app.identity import Identity
 from regionfed.config import Config
 from regionfed.durable import write_atomic
@@ -58,7 +58,9 @@ def main() -> None:
         timer = Timer(config, Path(folder))
         rounds, bares, plains, privates = [], [], [], []
         for number in range(options.repeats + 1):
-            pair = (_seconds(timer.round), _seconds(timer.bare))
+            seconds = _seconds(timer.round)
+            timer.draw()
+            pair = (seconds, _seconds(timer.bare))
             clip = (_seconds(timer.plain), _seconds(timer.private))
             if number:  # the first is a warm-up
                 rounds.append(pair[0])
@@ -104,6 +106,8 @@ class Timer:
         )
         self._arrays = ArrayRecord(to_arrays("theta", self.federation.theta))
         self._number = 0
+        self.samples: list[list[Example]] = []
+        self._one_region = 0
 
     def round(self) -> None:
         """Run one round through all tiers."""
@@ -113,14 +117,11 @@ class Timer:
 
     def bare(self) -> None:
         """Run the same forward and backward passes, and nothing else."""
-        weights = self.bench.layout.tensors(self.federation.theta)
-        for sample in self._samples():
-            for batch in batches(self.bench.task, sample, self.config.microbatch):
-                example_gradients(self.bench.task, weights, batch)
+        self._passes(self.samples)
 
     def plain(self) -> None:
         """Run plain backward passes on one region's batches."""
-        for sample in self._samples(regions=1):
+        for sample in self.samples[: self._one_region]:
             weights = {
                 name: value.clone().requires_grad_()
                 for name, value in self.bench.layout.tensors(self.federation.theta).items()
@@ -130,8 +131,11 @@ class Timer:
 
     def private(self) -> None:
         """Run clipped and sketched per-example passes on the same batches."""
+        self._passes(self.samples[: self._one_region])
+
+    def _passes(self, samples: list[list[Example]]) -> None:
         seed = derive_seed(self.config.seed, "sketch")
-        for sample in self._samples(regions=1):
+        for sample in samples:
             clipped_sums(
                 self.bench.task,
                 self.bench.layout,
@@ -143,13 +147,16 @@ class Timer:
                 microbatch=self.config.microbatch,
             )
 
-    def _samples(self, regions: int | None = None) -> list[list[Example]]:
-        out = []
-        for name in list(self.federation.devices)[:regions]:
-            for index in range(self.federation.devices[name]):
-                device = Device.at(self.bench, Identity(name, index))
-                out.append(device.poisson_sample(self.config.sampling_rate, self._number, "sample"))
-        return out
+    def draw(self) -> None:
+        """Draw, outside of any timing, the samples that the last round drew."""
+        self.samples = [
+            Device.at(self.bench, Identity(name, index)).poisson_sample(
+                self.config.sampling_rate, self._number, "sample"
+            )
+            for name, devices in self.federation.devices.items()
+            for index in range(devices)
+        ]
+        self._one_region = next(iter(self.federation.devices.values()))
 
 
 def memory(devices: int) -> dict[str, float]:

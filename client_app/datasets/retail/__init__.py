@@ -123,9 +123,9 @@ def region_blind_ceiling(dataset: RetailDataset) -> dict[str, Ceiling]:
     )
 
 
-@lru_cache(maxsize=32)
+@lru_cache(maxsize=256)
 def _client(config: DataConfig, region: str, index: int) -> ClientData:
-    """Generate one device; a region's worth of devices is kept (a few megabytes)."""
+    """Generate one device; a process keeps its devices (0.3 MB each), each message asks again."""
     size = config.examples_per_client
     train, test = (
         client_examples(config.seed, region, index, config.dirichlet, count, test=side)
