@@ -18,6 +18,7 @@ from client_app.datasets.dataset import (
     Example,
     FederatedDataset,
 )
+from client_app.datasets.validation import ValidationDataset
 from client_app.gradients import clipped_sums, loss_differences
 from client_app.identity import Identity, identity_of
 from client_app.task import TASKS, Task, score_sums
@@ -43,7 +44,7 @@ from regionfed.vector import Layout
 def dataset_of(config: Config) -> FederatedDataset:
     """Load the dataset that a configuration names."""
     load = DATASETS.load(config.dataset)
-    return load(
+    dataset = load(
         DataConfig(
             path=Path(config.data_path).expanduser() if config.data_path else None,
             regions=config.regions,
@@ -53,6 +54,7 @@ def dataset_of(config: Config) -> FederatedDataset:
             seed=config.seed,
         )
     )
+    return ValidationDataset(dataset) if config.held_out == "validation" else dataset
 
 
 @dataclass(frozen=True)

@@ -163,6 +163,11 @@ class Config:
     )
 
     # Evaluation
+    held_out: str = setting(
+        "test",
+        "'test', or 'validation': training examples kept out, on which to choose settings",
+        choices=("test", "validation"),
+    )
     evaluate_every: int = setting(5, "rounds between evaluations; the last is always one", low=1)
     evaluation_privacy: str = setting(
         "noised",

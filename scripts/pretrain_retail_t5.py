@@ -2,6 +2,8 @@
 
     python -m scripts.pretrain_retail_t5 --out client_app/tasks/retail_t5
 
+Two parts: it learns the tasks, with noise on its weights, then to be taught (meta_learning.py).
+
 The model sees no regional query, no regional spelling and no kind of query that any device is
 tested on. The tokenizer is trained on the lexicon, regional words included, so that they split
 into few pieces; it learns nothing of their meaning. With equal versions of torch, transformers
@@ -10,7 +12,7 @@ and tokenizers on one kind of processor, two runs write equal files.
 
 import argparse
 import json
-import math
+import re
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -34,7 +36,11 @@ from transformers import PreTrainedTokenizerFast, T5Config, T5ForConditionalGene
 from client_app.datasets.dataset import Example
 from client_app.datasets.retail import public_examples
 from client_app.datasets.retail.generator import TASKS
+from client_app.datasets.retail.invented import COINED
 from client_app.datasets.retail.lexicon import FORMS, INTENTS, NEUTRAL_WORDS, REGIONAL_WORDS, TYPES
+from client_app.tasks.text_to_text import TextToText
+from regionfed.config import Config
+from scripts.meta_learning import MetaOptions, learn_to_be_taught, warm_cosine
 
 PAD, EOS, UNK = "<pad>", "</s>", "<unk>"
 PREFIXES = tuple(f"{task}:" for task in TASKS)
@@ -51,6 +57,11 @@ def main() -> None:
     model = make_model(len(tokenizer))
     print(f"{model.num_parameters():,} parameters, {len(tokenizer)} tokens", flush=True)
     train(model, tokenizer, options)
+    task = TextToText(model, tokenizer)
+    taught = frozenset(n for n in dict(model.named_parameters()) if re.search(options.taught, n))
+    coined = torch.tensor([tokenizer(word)["input_ids"][0] for word in COINED])
+    meta = MetaOptions(options.regions, options.meta_lr, seed=options.seed)
+    learn_to_be_taught(task, taught, coined, meta)
     model.save_pretrained(options.out)
     tokenizer.save_pretrained(options.out)
     for file in options.out.iterdir():
@@ -72,7 +83,12 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=96, help="queries an update")
     parser.add_argument("--lr", type=float, default=4e-3, help="highest learning rate")
     parser.add_argument("--weight-noise", type=float, default=0.03, help="std on each weight")
-    parser.add_argument("--vocabulary", type=int, default=2200, help="number of tokens")
+    parser.add_argument("--regions", type=int, default=1500, help="invented regions to learn from")
+    parser.add_argument("--meta-lr", type=float, default=3e-3, help="the same, in this second part")
+    parser.add_argument(
+        "--taught", default=Config().trainable, help="what a federation will train (expression)"
+    )
+    parser.add_argument("--vocabulary", type=int, default=2300, help="number of tokens")
     return parser.parse_args()
 
 
@@ -90,7 +106,7 @@ def make_tokenizer(size: int) -> PreTrainedTokenizerFast:
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.decoder = decoders.Metaspace()
     counts = dict.fromkeys(sorted(REGIONAL_WORDS), 3) | dict.fromkeys(sorted(NEUTRAL_WORDS), 4)
-    counts |= dict.fromkeys(FORMS, 6) | dict.fromkeys((*INTENTS, *TYPES), 100)
+    counts |= dict.fromkeys((*FORMS, *COINED), 6) | dict.fromkeys((*INTENTS, *TYPES), 100)
     words = [word for word, count in counts.items() for _ in range(count)]
     trainer = trainers.BpeTrainer(
         vocab_size=size - len(PREFIXES),
@@ -143,15 +159,8 @@ def train(
     optimiser = torch.optim.AdamW(model.parameters(), lr=options.lr, weight_decay=0.01)
     steps: int = options.steps
     warmup = min(500, steps // 10)
-
-    def rate(step: int) -> float:
-        if step < warmup:
-            return (step + 1) / warmup
-        done = (step - warmup) / max(steps - warmup, 1)
-        return 0.5 * (1 + math.cos(math.pi * done))
-
     generator = torch.Generator().manual_seed(options.seed)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, rate)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, warm_cosine(steps, warmup))
     started, total = time.perf_counter(), 0.0
     for step, examples in enumerate(batches(options.seed, options.steps, options.batch), 1):
         noise = perturb(model, options.weight_noise * min(1.0, 2 * step / steps), generator)

@@ -36,6 +36,7 @@ from client_app.datasets.retail.lexicon import (
     NEUTRAL_WORDS,
     NOUNS,
     REGIONAL_WORDS,
+    Family,
 )
 
 T = TypeVar("T")
@@ -203,7 +204,7 @@ def public_examples(seed: int, size: int, *, test: bool = False) -> tuple[Exampl
     """
     rng = Random(f"retail/{seed}/public/{'test' if test else 'train'}")
     tasks = itertools.islice(itertools.cycle(TASKS), size)
-    queries = (_on_side(rng, task, _pick(rng, INTENTS), "", test) for task in tasks)
+    queries = (_on_side(rng, task, pick(rng, INTENTS), "", test) for task in tasks)
     return tuple(_example(query, "") for query in queries)
 
 
@@ -261,37 +262,41 @@ def _on_side(rng: Random, task: str, intent: str, region: str, test: bool) -> Qu
     regional = bool(region) and rng.random() < REGIONAL_SHARE
     while True:
         if not regional:
-            query = _neutral(rng, task, intent, region)
+            query = neutral_query(rng, task, intent, region)
         elif task == "spelling":
             query = _regional_spelling(rng, intent)
         else:
             form = _forms(task, intent, region).draw(rng)
-            query = _query(rng, task, _around(rng, (form, "")), "", form)
+            query = written(rng, task, around(rng, (form, "")), "", form)
         if is_test(group(query)) == test:
             return query
 
 
-def _neutral(rng: Random, task: str, intent: str, region: str) -> Query:
+def neutral_query(rng: Random, task: str, intent: str, region: str) -> Query:
     """Draw a query that is answered alike everywhere."""
     nouns = NOUNS[intent]
     if region and rng.random() < LOCAL_SHARE:
         nouns = LOCAL[region][intent]
-    words = _around(rng, (_pick(rng, nouns), "product"), intent)
-    return _query(rng, task, words, intent, "")
+    words = around(rng, (pick(rng, nouns), "product"), intent)
+    return written(rng, task, words, intent, "")
 
 
 def _regional_spelling(rng: Random, intent: str) -> Query:
     """Draw a mistyped query of which one word is spelt otherwise elsewhere."""
     key = _families(intent).draw(rng)
-    family = FAMILIES[key]
+    return family_query(rng, key, FAMILIES[key], intent)
+
+
+def family_query(rng: Random, key: str, family: Family, intent: str) -> Query:
+    """Draw a mistyped query of a spelling family that goes by the name `key`."""
     words = [(key, "")]
     if family.role == "modifier":
-        words.append((_pick(rng, NOUNS[intent]), "product"))
+        words.append((pick(rng, NOUNS[intent]), "product"))
         if rng.random() < 0.5:
             words.insert(0, _context(rng, 1)[0])
     else:
-        words = _around(rng, words[0])
-    typed = _pick(rng, family.typed)
+        words = around(rng, words[0])
+    typed = pick(rng, family.typed)
     if family.role != "word" and rng.random() < 0.5:
         typed = misspell(rng, typed)
     source = " ".join(typed if word == key else word for word, _ in words)
@@ -300,16 +305,16 @@ def _regional_spelling(rng: Random, intent: str) -> Query:
     return Query("spelling", source, tuple(words), "", key)
 
 
-def _query(rng: Random, task: str, words: list[Word], intent: str, regional: str) -> Query:
+def written(rng: Random, task: str, words: list[Word], intent: str, regional: str) -> Query:
     """Write out what the user typed."""
     plain = [word for word, _ in words]
     source = _mistype(rng, plain) if task == "spelling" else " ".join(plain)
     return Query(task, source, tuple(words), intent, regional)
 
 
-def _around(rng: Random, head: Word, intent: str = "") -> list[Word]:
+def around(rng: Random, head: Word, intent: str = "") -> list[Word]:
     """Put one to three other words around a head; brand and material only of a known intent."""
-    chosen = _context(rng, _pick(rng, CONTEXT_SIZES), intent)
+    chosen = _context(rng, pick(rng, CONTEXT_SIZES), intent)
     before = [word for word in chosen if word[1] in _BEFORE]
     after = [word for word in chosen if word[1] not in _BEFORE]
     return [*before, head, *after]
@@ -323,9 +328,9 @@ _RICH_SLOTS = ("brand", "material", *_SLOTS)
 def _context(rng: Random, size: int, intent: str = "") -> list[Word]:
     """Draw words of different types, in the order in which a query has them."""
     slots = _RICH_SLOTS if intent else _SLOTS
-    chosen = rng.sample(slots, size) if size > 1 else [_pick(rng, slots)]
+    chosen = rng.sample(slots, size) if size > 1 else [pick(rng, slots)]
     chosen.sort(key=_RICH_SLOTS.index)
-    return [(_pick(rng, _words_of(slot, intent)), slot) for slot in chosen]
+    return [(pick(rng, _words_of(slot, intent)), slot) for slot in chosen]
 
 
 def _words_of(slot: str, intent: str) -> tuple[str, ...]:
@@ -374,7 +379,7 @@ def _families(intent: str) -> _Zipf[str]:
     return _Zipf([key for key, family in FAMILIES.items() if family.role in fitting])
 
 
-def _pick(rng: Random, items: Sequence[T]) -> T:
+def pick(rng: Random, items: Sequence[T]) -> T:
     """Draw one item; several times faster than `Random.choice`."""
     return items[int(rng.random() * len(items))]
 
@@ -408,7 +413,7 @@ _TAKEN = NEUTRAL_WORDS | REGIONAL_WORDS
 def misspell(rng: Random, word: str) -> str:
     """Make one error that people make; the result is never another word of the lexicon."""
     while True:
-        wrong = _pick(rng, _ERRORS)(rng, word)
+        wrong = pick(rng, _ERRORS)(rng, word)
         if wrong != word and wrong not in _TAKEN:
             return wrong
 
@@ -423,7 +428,7 @@ def _mistype(rng: Random, words: list[str], skip: str = "") -> str:
 
 def _neighbour_key(rng: Random, word: str) -> str:
     at = int(rng.random() * len(word))
-    return word[:at] + _pick(rng, _NEAR.get(word[at], string.ascii_lowercase)) + word[at + 1 :]
+    return word[:at] + pick(rng, _NEAR.get(word[at], string.ascii_lowercase)) + word[at + 1 :]
 
 
 def _dropped(rng: Random, word: str) -> str:
@@ -443,7 +448,7 @@ def _transposed(rng: Random, word: str) -> str:
 
 def _by_ear(rng: Random, word: str) -> str:
     heard = [(sound, other) for sound, other in _SOUNDS if sound in word]
-    return word.replace(*_pick(rng, heard), 1) if heard else word
+    return word.replace(*pick(rng, heard), 1) if heard else word
 
 
 _ERRORS = (_neighbour_key, _dropped, _doubled, _transposed, _by_ear)

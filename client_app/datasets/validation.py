@@ -1,0 +1,43 @@
+"""Validation examples: settings are chosen on them, so that test examples stay unseen."""
+
+from dataclasses import dataclass
+
+from client_app.datasets.dataset import ClientData, FederatedDataset
+from client_app.datasets.partition import split_by_group
+
+SHARE = 0.1
+"""Share of the kinds of query that are kept out of training; like test, about a tenth."""
+
+_SPLIT_SEED = 1  # Fixed: which kinds are kept out must not be one more thing to choose.
+
+
+@dataclass(frozen=True)
+class ValidationDataset:
+    """A dataset whose devices learn from a part of their training examples, judged on the rest.
+
+    A group of examples lies on one side for all devices. No test example is in it.
+    """
+
+    dataset: FederatedDataset
+
+    @property
+    def regions(self) -> tuple[str, ...]:
+        """Names of the regions."""
+        return self.dataset.regions
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """Names of the tasks."""
+        return self.dataset.tasks
+
+    def clients(self, region: str) -> int:
+        """Return the number of devices of a region."""
+        return self.dataset.clients(region)
+
+    def client(self, region: str, index: int) -> ClientData:
+        """Return the examples of one device."""
+        examples = self.dataset.client(region, index).train
+        kept, held_out = split_by_group([e.group for e in examples], SHARE, _SPLIT_SEED)
+        return ClientData(
+            train=tuple(examples[i] for i in kept), test=tuple(examples[i] for i in held_out)
+        )

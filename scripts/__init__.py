@@ -1,0 +1,1 @@
+"""Scripts that make what the project ships, and run it."""
