@@ -228,6 +228,9 @@ class RegionFed(Strategy):
             )
             if reply.scored:
                 global_, personalised = self._task_scores(reply.scores)
+                if unjudged := [task for task in self._tasks if global_[task] is None]:
+                    reason = f"{reply.reason}; no held-out examples of {', '.join(unjudged)}"
+                    record = replace(record, reason=reason)
                 record = replace(record, global_=global_, personalised=personalised)
                 self._evaluated.add(reply.region)
             self._records[reply.region] = record

@@ -351,9 +351,10 @@ def run_rounds(
     *,
     tasks: tuple[str, ...] = TASKS,
     layout: str = "layout",
+    run: Run | None = None,
 ) -> Run:
     """Run all rounds of the Strategy on a grid of regions, by plain descent."""
-    run = Run()
+    run = run or Run()
     strategy = RegionFed(
         config,
         Momentum(config.server_lr, 0.0),

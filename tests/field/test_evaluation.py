@@ -1,4 +1,4 @@
-"""Field cases E5 and E7: partitions without surprises, splits that do not leak."""
+"""Field cases E5 to E7: partitions without surprises, empty splits, splits that do not leak."""
 
 import json
 import os
@@ -7,10 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from client_app.datasets.dataset import DataConfig, FederatedDataset
+from client_app.datasets.dataset import ClientData, DataConfig, Example, FederatedDataset
 from client_app.datasets.esci import SOURCES, load, query_key
 from client_app.datasets.partition import dirichlet_partition
 from regionfed.errors import DataError
+from server_app.run import execute
+from tests.conftest import tiny_config
 
 SHARED = Path(__file__).resolve().parents[2] / ".." / "shared" / "data"
 REAL = Path(os.environ.get("REGIONFED_DATA", SHARED))
@@ -118,3 +120,55 @@ def test_e7_real_queries_are_on_one_side():
         )
     ]
     assert not spelling[0] & spelling[1]
+
+
+class Sparse:
+    """Two regions: one judges spelling alone, the other nothing; devices hold next to nothing."""
+
+    regions = ("North", "South")
+    tasks = ("intent", "spelling")
+
+    def clients(self, region: str) -> int:
+        return 3
+
+    def client(self, region: str, index: int) -> ClientData:
+        spelling = Example("spelling", "red shos", "red shoes", "shoes")
+        intent = Example("intent", "red shoes", "red", "shoes")
+        test = (spelling,) if region == "North" and index == 0 else ()
+        # The second device has one example, the third has none at all.
+        return ClientData(((intent, spelling), (intent,), ())[index], test)
+
+
+def sparse(config: DataConfig) -> FederatedDataset:
+    return Sparse()
+
+
+def test_e6_a_score_that_nobody_can_give_is_null_with_a_reason(
+    t5_folder: Path, tmp_path: Path
+) -> None:
+    """E6.
+
+    A client with one example, an empty split, or no test split. -> metric null with the reason,
+    never a division by zero.
+    """
+    config = tiny_config(
+        model=str(t5_folder),
+        dataset="tests.field.test_evaluation:sparse",
+        clients_per_region=3,
+        rounds=1,
+        privacy_mode="none",
+        run_dir=str(tmp_path),
+        join_timeout=120.0,
+    )
+    summary = execute(config)
+    assert summary.status == "finished"
+    assert not summary.failures
+    written = json.loads((tmp_path / "latest" / "summary.json").read_text())
+    north, south = written["regions"]["North"], written["regions"]["South"]
+    for model in ("global", "personalised"):
+        assert north[model]["intent"] is None
+        assert north[model]["mean"] == north[model]["spelling"] == 0.0
+        assert set(south[model].values()) == {None}
+        assert written[model] == {"mean": 0.0, "rrs": 0.0, "worst": "North"}
+    assert north["reason"].endswith("no held-out examples of intent")
+    assert south["reason"].endswith("no held-out examples of intent, spelling")

@@ -1,4 +1,4 @@
-"""Field cases F7 and F10: the same seed gives the same result, and settings that exist."""
+"""Field cases F7 to F10: the same seed gives the same result, nothing is lost, settings exist."""
 
 import difflib
 import tomllib
@@ -13,8 +13,11 @@ import torch
 from client_app.app import workbench
 from regionfed.config import Config, key_of
 from regionfed.errors import ConfigurationError
+from regionfed.records import RoundRecord
+from server_app.checkpoint import load_checkpoint
 from server_app.federation import prepare
-from server_app.run import simulate
+from server_app.progress import Progress
+from server_app.run import execute, simulate
 from tests.conftest import Run, run_rounds, tiny_config
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -144,3 +147,48 @@ def test_f10_every_setting_can_be_overridden_and_has_one_default() -> None:
     """
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     assert project["tool"]["flwr"]["app"]["config"] == Config().to_run_config()
+
+
+# ----------------------------------------------------------------------------------------- F8
+def test_f8_metrics_and_a_checkpoint_are_there_after_every_round(
+    t5_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F8.
+
+    Metrics appear only at the end; Ctrl-C loses all. -> JSON lines per round, atomic checkpoints,
+    SIGINT and SIGTERM save. (The signals: tests/integration/test_stopping.py.)
+    """
+    seen: list[tuple[int, int]] = []
+    report = Progress.round
+
+    def look(progress: Progress, record: RoundRecord) -> None:
+        report(progress, record)
+        run = next(path for path in tmp_path.iterdir() if not path.is_symlink())
+        lines = (run / "metrics.jsonl").read_text().splitlines()
+        _, state = load_checkpoint(run)
+        seen.append((len(lines), state.round))
+
+    monkeypatch.setattr(Progress, "round", look)
+    execute(config_of(t5_folder, rounds=3, run_dir=str(tmp_path)))
+    assert seen == [(1, 1), (2, 2), (3, 3)]
+
+
+# ----------------------------------------------------------------------------------------- F9
+def test_f9_paths_are_absolute_and_the_readme_tells_of_stream(
+    t5_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """F9.
+
+    `flwr run` prints nothing without --stream and runs in another directory. -> the README says
+    so; absolute output paths are printed.
+    """
+    monkeypatch.chdir(tmp_path)
+    summary = execute(config_of(t5_folder, rounds=1, run_dir="here"))
+    printed = capsys.readouterr().out
+    for name, path in summary.paths.items():
+        assert Path(path).is_absolute(), name
+        assert Path(path).exists(), name
+        assert path in printed
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    assert "Without `--stream` it prints nothing" in readme
+    assert "runs an app in a folder of its own" in readme
