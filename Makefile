@@ -63,7 +63,8 @@ report: $(READY) ## render the report of the latest run again
 bench: $(READY) ## measure the cost of a round over a bare PyTorch loop
 	$(BIN)/python -m benchmarks.speed
 
-results: $(READY) ## reproduce the table of results (hours)
+results: $(READY) ## reproduce the choice of steps and the table of results (hours)
+	$(BIN)/python -m benchmarks.tuning --json benchmarks/results/tuning.json
 	$(BIN)/python -m benchmarks.default --json benchmarks/results/default.json
 
 clean: ## remove .venv and the caches; runs stay

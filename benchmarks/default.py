@@ -6,7 +6,8 @@ Implements      RegionFed with the accumulated residual, against the same job wi
                 personalisation (personaliser='none', rho = 0) at equal budget: each plans its own
                 noise for the same epsilon, so the baseline pays for no sketch and no vote.
 Dataset         the embedded retail queries: 8 regions of 10 devices of 600 examples.
-Hyperparameters the defaults of `regionfed.config`, except what `SETTINGS` and `LEVELS` say.
+Hyperparameters the defaults of `regionfed.config`, except what `SETTINGS` and `LEVELS` say; steps
+                of both jobs chosen on validation examples (benchmarks/tuning.py).
 Scores          last round; exact, as from a consenting panel; no round is chosen by its score.
 Runs            one per (level, personaliser, seed); a result that is there is not run again.
 """
@@ -14,6 +15,7 @@ Runs            one per (level, personaliser, seed); a result that is there is n
 import argparse
 import json
 import statistics
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,11 @@ LEVELS: dict[str, dict[str, str | float]] = {
     "no noise": {"privacy-mode": "none"},
 }
 PERSONALISERS = ("residual", "none")
+# Steps that did best on validation examples, with equal budgets: benchmarks/tuning.py.
+TUNED: dict[str, dict[str, float]] = {
+    "residual": {"server-lr": 10.0, "residual-step": 16.0},
+    "none": {"server-lr": 10.0},
+}
 SETTINGS: dict[str, str | int] = {"evaluation-privacy": "panel", "evaluate-every": 1000}
 
 
@@ -78,16 +85,13 @@ def _scores(rows: list[Row], model: str) -> tuple[float, float]:
 
 def _run(level: str, personaliser: str, seed: int, run_dir: str) -> Row:
     print(f"--- {level}, personaliser {personaliser}, seed {seed}", flush=True)
-    config = Config.from_run_config(
-        {
-            **SETTINGS,
-            **LEVELS[level],
-            "seed": seed,
-            "personaliser": personaliser,
-            "run-dir": run_dir,
-        }
-    )
-    summary = execute(config)
+    settings = {**SETTINGS, **TUNED[personaliser], **LEVELS[level]}
+    return measure({**settings, "seed": seed, "personaliser": personaliser, "run-dir": run_dir})
+
+
+def measure(settings: Mapping[str, object]) -> Row:
+    """Run the job with some settings and return what is kept of it."""
+    summary = execute(Config.from_run_config(settings))
     return {
         "status": summary.status,
         "rounds": summary.rounds,
