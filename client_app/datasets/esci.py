@@ -14,7 +14,8 @@ spelling  typed query -> corrected query     ``query_typos.csv``: mistyped Home 
                                              are not ESCI's, and the corrections are silver
 entities  query -> one type for each word    ``queryner_esci.jsonl``: gold BIO tags of QueryNER
                                              (arXiv:2405.09507) on ESCI queries; B- and I- are
-                                             dropped, O becomes ``other``
+                                             dropped, O becomes ``other``, and a type is
+                                             named by a plain word (`TYPE_WORDS`)
 ========  =================================  ===============================================
 
 The data has one locale, so its regions are a construction too. Each task is shared out on its
@@ -47,6 +48,20 @@ from regionfed.randomness import derive_seed
 HELD_OUT = 0.18
 MAX_WORDS = 12
 OTHER = "other"
+
+TYPE_WORDS = {
+    "core_product_type": "product",
+    "product_name": "name",
+    "product_number": "number",
+    "creator": "brand",
+    "modifier": "feature",
+    "color": "colour",
+    "uom": "size",
+    "department": "audience",
+    "occasion": "season",
+}
+"""Words for QueryNER's types: a model answers in words that it has read. No two types share one;
+the others keep their names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,10 +289,28 @@ def _read(
 
 
 def _intent(path: Path) -> Iterator[Row]:
-    for query, category in _columns(path, "query", "category"):
-        department = "_".join(re.findall(r"\w+", category.lower()))
+    rows = list(_columns(path, "query", "category"))
+    names = shortened({category for _, category in rows})
+    for query, category in rows:
         # The start of a long query still has its department, and this task's rows are few.
-        yield Row(" ".join(normalise(query).split()[:MAX_WORDS]), department, department)
+        text = " ".join(normalise(query).split()[:MAX_WORDS])
+        yield Row(text, names[category], names[category])
+
+
+def shortened(names: Iterable[str]) -> dict[str, str]:
+    """Shorten each name to the fewest first words, in lower case, that no other name starts with.
+
+    >>> shortened(["Home & Kitchen", "Home & Garden", "Books"])
+    {'Books': 'books', 'Home & Garden': 'home-garden', 'Home & Kitchen': 'home-kitchen'}
+    """
+    words = {name: re.findall(r"[^\W_]+", name.lower()) for name in sorted(names)}
+    starts = Counter("-".join(w[:n]) for w in words.values() for n in range(1, len(w) + 1))
+
+    def short(parts: list[str]) -> str:
+        prefixes = ["-".join(parts[:n]) for n in range(1, len(parts) + 1)]
+        return next((p for p in prefixes if starts[p] == 1), "-".join(parts))
+
+    return {name: short(parts) for name, parts in words.items()}
 
 
 def _spelling(path: Path) -> Iterator[Row]:
@@ -325,7 +358,11 @@ def _tagged(line: str, where: str) -> tuple[list[str], list[str]]:
     for label in labels:
         if not re.fullmatch(r"O|[BI]-\S+", label):
             raise DataError(f"{where}: label {label!r} is not O, B-type or I-type.")
-    return tokens, [OTHER if label == "O" else label[2:].lower() for label in labels]
+    return tokens, [OTHER if label == "O" else _type_word(label[2:].lower()) for label in labels]
+
+
+def _type_word(name: str) -> str:
+    return TYPE_WORDS.get(name, name.replace("_", "-"))
 
 
 def _columns(path: Path, *names: str) -> Iterator[list[str]]:

@@ -20,7 +20,7 @@ from regionfed.errors import ConfigurationError
 
 SHIPPED = "retail-t5"
 MAX_SOURCE = 32
-MAX_TARGET = 24
+MAX_TARGET = 40
 # Added to attention scores of what must not be seen; exp(-1e9) is 0 and, unlike -inf, a row
 # that is all masked stays finite.
 _HIDDEN = -1e9

@@ -13,10 +13,12 @@ from client_app.datasets.esci import (
     HELD_OUT,
     MAX_WORDS,
     SOURCES,
+    TYPE_WORDS,
     EsciDataset,
     load,
     normalise,
     query_key,
+    shortened,
     slip,
 )
 from regionfed.errors import DataError
@@ -90,11 +92,27 @@ def test_targets(tmp_path):
     intent = {example.source: example.target for example in everything(data, "intent")}
     spelling = {example.source: example.target for example in everything(data, "spelling")}
     entities = {example.source: example.target for example in everything(data, "entities")}
-    assert intent["lamp 1"] == "clothing_shoes_1"
+    assert intent["lamp 1"] == "clothing-shoes-1"
     assert spelling["gas mowe 1"] == "gas mower 1"
-    assert entities["red shoe0"] == "color other"
-    assert entities["red shoe1"] == "uom other"
+    assert entities["red shoe0"] == "colour other"
+    assert entities["red shoe1"] == "size other"
     assert entities["red shoe2"] == "other other"
+
+
+def test_a_department_is_named_by_what_tells_it_apart():
+    names = ["Home & Kitchen", "Home & Garden", "Books", "Arts, Crafts", "Arts", ""]
+    short = shortened(names)
+    assert short["Books"] == "books"
+    assert short["Home & Kitchen"] == "home-kitchen"
+    assert short["Arts, Crafts"] == "arts-crafts"
+    assert len(set(short.values())) == len(names)
+
+
+def test_no_two_types_share_a_word():
+    names = {"other", "content", "shape", "material", "condition", "quantity", "price", "origin"}
+    words = list(TYPE_WORDS.values())
+    assert len(set(words)) == len(words)
+    assert not set(words) & names
 
 
 def test_every_device_has_every_task_where_counts_allow(tmp_path):
@@ -163,7 +181,7 @@ def test_rows_that_cannot_be_used_are_left_out(tmp_path):
         ("novel two", "books"),
         (" ".join(["word"] * MAX_WORDS), "books"),
         ("teh", "the"),
-        ("one", "color"),
+        ("one", "colour"),
     }
 
 
