@@ -33,8 +33,8 @@ LEVELS: dict[str, dict[str, str | float]] = {
 PERSONALISERS = ("residual", "none")
 # Steps that did best on validation examples, with equal budgets: benchmarks/tuning.py.
 TUNED: dict[str, dict[str, float]] = {
-    "residual": {"server-lr": 10.0, "residual-step": 16.0},
-    "none": {"server-lr": 10.0},
+    "residual": {"server-lr": 10.0, "residual-step": 24.0},
+    "none": {"server-lr": 20.0},
 }
 SETTINGS: dict[str, str | int] = {"evaluation-privacy": "panel", "evaluate-every": 1000}
 

@@ -24,8 +24,12 @@ GRIDS: dict[str, list[Setting]] = {
         {"server-lr": 10.0, "residual-step": 16.0},
         {"server-lr": 10.0, "residual-step": 24.0},
         {"server-lr": 5.0, "residual-step": 16.0},
+        {"server-lr": 10.0, "residual-step": 36.0},
     ],
-    "none": [{"server-lr": step} for step in (5.0, 10.0, 20.0, 40.0)],
+    "none": [
+        *({"server-lr": step} for step in (5.0, 10.0, 20.0, 40.0)),
+        {"server-lr": 10.0, "server-momentum": 0.9},
+    ],
 }
 
 

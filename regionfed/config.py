@@ -110,7 +110,7 @@ class Config:
 
     # Personalisation
     personaliser: str = setting("residual", "'residual', 'none', or 'package.module:Class'")
-    residual_step: float = setting(16.0, "step of the accumulated residual", low=0.0, high=1e4)
+    residual_step: float = setting(24.0, "step of the accumulated residual", low=0.0, high=1e4)
     conflict: str = setting(
         "sketch", "what measures conflict", choices=("sketch", "debiased", "raw")
     )
