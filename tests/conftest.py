@@ -296,6 +296,7 @@ def coordinator_of(
     personaliser: Personaliser | None = None,
     region: str = REGION,
     declared: int | None = None,
+    labels: int = 0,
 ) -> Coordinator:
     """Return a region's coordinator over scripted devices, with the plan that a run would make."""
     person = personaliser or PERSONALISERS.load(config.personaliser)(config)
@@ -308,6 +309,8 @@ def coordinator_of(
             config,
             sketch=person.measures_conflict and config.conflict == "sketch",
             votes=person.searches_rho,
+            queries=person.queries,
+            labels=labels if person.compares_labels else 0,
         ),
         personaliser=person,
         tasks=TASKS,
@@ -387,6 +390,11 @@ def personalise_request(
         global_sketch=torch.zeros(8),
     )
     return replace(request, **fields)
+
+
+def no_query(point: torch.Tensor, inner_step: float = 0.0) -> torch.Tensor:
+    """Stand in for devices that must not be asked."""
+    raise AssertionError("a gradient was asked for")
 
 
 def toy_layout(inputs: int) -> Layout:
