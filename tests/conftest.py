@@ -39,7 +39,7 @@ from regionfed.contract import (
     decode,
     encode,
 )
-from regionfed.personaliser import PERSONALISERS, Personaliser
+from regionfed.personaliser import PERSONALISERS, Personaliser, Released
 from regionfed.privacy.plan import plan_privacy
 from regionfed.records import RoundRecord
 from regionfed.vector import Layout, to_arrays
@@ -390,6 +390,12 @@ def personalise_request(
         global_sketch=torch.zeros(8),
     )
     return replace(request, **fields)
+
+
+def released(**facts: Any) -> Released:
+    """Return what a personaliser may look at: zeros of two weights, except what is given."""
+    zeros = dict.fromkeys(("update", "global_update", "theta", "previous"), torch.zeros(2))
+    return Released(**{"round": 3, "noise_std": 0.0, **zeros, **facts})
 
 
 def no_query(point: torch.Tensor, inner_step: float = 0.0) -> torch.Tensor:
