@@ -319,13 +319,15 @@ def coordinator_of(
 
 
 def scripted_world(
-    folder: Path, scripts: dict[str, list[Script]], config: Config
+    folder: Path, scripts: dict[str, list[Script]], config: Config, *, labels: int = 0
 ) -> tuple[InProcessGrid, dict[int, str]]:
     """Return a world of regions of scripted devices behind their uplinks, and their names."""
     names = dict(enumerate(scripts, 1))
     nodes = {
         i: Node(
-            make_uplink(coordinator_of(folder / name, scripts[name], config, region=name)),
+            make_uplink(
+                coordinator_of(folder / name, scripts[name], config, region=name, labels=labels)
+            ),
             context_of(i),
         )
         for i, name in names.items()
@@ -354,6 +356,7 @@ def run_rounds(
     *,
     tasks: tuple[str, ...] = TASKS,
     layout: str = "layout",
+    labels: int = 0,
 ) -> Run:
     """Run all rounds of the Strategy on a grid of regions, by plain descent."""
     run = Run()
@@ -363,7 +366,8 @@ def run_rounds(
         names,
         tasks,
         layout,
-        sketch_size=config.sketch_size,
+        sketch_size=config.sketch_size if config.conflict == "sketch" else 0,
+        labels=labels,
         observers=[run.observe],
     )
     strategy.start(grid, ArrayRecord(to_arrays("theta", theta)), num_rounds=config.rounds)
