@@ -17,6 +17,7 @@ from client_app.datasets.dataset import (
     DataConfig,
     Example,
     FederatedDataset,
+    histogram,
 )
 from client_app.datasets.validation import ValidationDataset
 from client_app.gradients import clipped_sums, loss_differences
@@ -128,13 +129,14 @@ def gradient(message: Message, context: Context) -> Message:
         bench.task,
         bench.layout,
         request.point,
-        device.poisson_sample(request.sampling_rate, request.round, "sample"),
+        device.poisson_sample(request.sampling_rate, request.round, f"sample {request.query}"),
         clip_norm=request.clip_norm,
         loss_cap=request.loss_cap,
         signs=sketch_signs(bench.layout, request.sketch_size, request.sketch_seed)
         if request.sketch_size
         else {},
         microbatch=bench.config.microbatch,
+        inner_step=request.inner_step,
     )
     return _reply(message, GradientReply(sums.total, sums.sketch, sums.loss))
 
@@ -180,8 +182,11 @@ def metrics(message: Message, context: Context) -> Message:
 def profile(message: Message, context: Context) -> Message:
     """Answer `ProfileRequest`."""
     device = Device.of(context)
-    device.same_layout(decode(ProfileRequest, message.content, {}).layout)
-    return _reply(message, ProfileReply(len(device.data.train)))
+    request = decode(ProfileRequest, message.content, {})
+    device.same_layout(request.layout)
+    train = device.data.train
+    labels = histogram(device.bench.dataset, train) if request.labels else []
+    return _reply(message, ProfileReply(len(train), labels))
 
 
 def _reply(message: Message, reply: object) -> Message:

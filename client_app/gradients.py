@@ -1,10 +1,10 @@
 """Per-example clipped gradients, vectorised: what a device computes of its data."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch.func import grad_and_value, vmap
+from torch.func import grad, grad_and_value, vjp, vmap
 
 from client_app.datasets.dataset import Example
 from client_app.task import Batch, Task, Tensors
@@ -48,6 +48,7 @@ def clipped_sums(
     loss_cap: float,
     signs: Tensors,
     microbatch: int,
+    inner_step: float = 0.0,
 ) -> ClippedSums:
     """Return the clipped sums over examples, at the weights `point`.
 
@@ -67,6 +68,8 @@ def clipped_sums(
         From `sketch_signs`; empty for no sketch (k = 0).
     microbatch : int
         Examples per pass: memory is microbatch * p floats, whatever the number of examples.
+    inner_step : float
+        eta: above 0 the gradients are those of `meta_gradient`.
     """
     total = torch.zeros(layout.size)
     views = layout.views(total)
@@ -75,7 +78,7 @@ def clipped_sums(
     loss = 0.0
     weights = layout.tensors(point)
     for batch in batches(task, examples, microbatch):
-        gradients, losses = example_gradients(task, weights, batch)
+        gradients, losses = example_gradients(task, weights, batch, inner_step)
         loss += float(losses.float().nan_to_num(loss_cap).clamp(0.0, loss_cap).sum())
         norms = (
             torch.stack([g.reshape(len(g), -1).float().square().sum(1) for g in gradients.values()])
@@ -136,13 +139,53 @@ def batches(task: Task, examples: Sequence[Example], microbatch: int) -> list[Ba
 
 
 def example_gradients(
-    task: Task, weights: Tensors, batch: Batch
+    task: Task, weights: Tensors, batch: Batch, inner_step: float = 0.0
 ) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-    """Return each example's gradients by name, (B, ...), and losses (B,)."""
+    """Return each example's gradients by name, (B, ...), and losses (B,).
 
-    def loss(weights: Tensors, example: Batch) -> torch.Tensor:
-        return task.losses(weights, {k: v[None] for k, v in example.items()})[0]
+    With ``inner_step > 0`` they are taken of the loss after one step of that size along the
+    example's own gradient (`meta_gradient`).
+    """
 
-    one = vmap(grad_and_value(loss), in_dims=(None, 0))
-    gradients, losses = one(dict(weights), batch)
+    def one(weights: dict[str, torch.Tensor], example: Batch) -> Gradient:
+        def loss(weights: dict[str, torch.Tensor]) -> torch.Tensor:
+            return task.losses(weights, {k: v[None] for k, v in example.items()})[0]
+
+        if inner_step > 0.0:
+            return meta_gradient(loss, weights, inner_step)
+        found: Gradient = grad_and_value(loss)(weights)
+        return found
+
+    gradients, losses = vmap(one, in_dims=(None, 0))(dict(weights), batch)
     return {name: g.detach() for name, g in gradients.items()}, losses.detach()
+
+
+Gradient = tuple[dict[str, torch.Tensor], torch.Tensor]
+
+
+def meta_gradient(
+    loss: Callable[[dict[str, torch.Tensor]], torch.Tensor],
+    weights: dict[str, torch.Tensor],
+    eta: float,
+) -> Gradient:
+    """Return the gradient of ``M(w) = L(w - eta grad L(w))`` by name, and M(w), exactly.
+
+    ``grad M = (I - eta H) g'`` with H the Hessian of L at w and g' its gradient after the step.
+    H is symmetric, so that H g' is the pull-back of g' through ``w -> grad L(w)``: no Hessian is
+    built. Three backward passes instead of one; the model's attention must be differentiable
+    twice (eager is, fused kernels are not). Source: Finn, Abbeel, Levine (2017), equation 1.
+
+    Parameters
+    ----------
+    loss : callable
+        L, differentiable twice.
+    weights : dict of str to torch.Tensor
+        w.
+    eta : float
+        Size of the inner step.
+    """
+    inner, pull_back = vjp(grad(loss), weights)[:2]
+    ahead = {name: w - eta * inner[name] for name, w in weights.items()}
+    outer, value = grad_and_value(loss)(ahead)
+    (curved,) = pull_back(outer)
+    return {name: g - eta * curved[name] for name, g in outer.items()}, value

@@ -7,7 +7,7 @@ ledger -> noise -> save -> return: a crash in between can waste privacy but neve
 
 import logging
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,8 +18,9 @@ from region_app.exchange import await_nodes, exchange
 from region_app.rho import best_rho, bracket, possible_points
 from region_app.state import RegionState, StateFolder
 from regionfed.config import Config
-from regionfed.conflict import conflict, personalisation_weight
+from regionfed.conflict import conflict, label_divergence, personalisation_weight
 from regionfed.contract import (
+    UNCLIPPED,
     GradientReply,
     GradientRequest,
     LossReply,
@@ -34,7 +35,7 @@ from regionfed.contract import (
     ScoreRequest,
 )
 from regionfed.errors import RunError
-from regionfed.personaliser import Personaliser, Released
+from regionfed.personaliser import Personaliser, Query, Released
 from regionfed.privacy.ledger import Ledger
 from regionfed.privacy.mechanism import GaussianSum
 from regionfed.privacy.plan import (
@@ -44,6 +45,7 @@ from regionfed.privacy.plan import (
     VOTE_BOUND,
     PrivacyPlan,
     evaluates,
+    personalises,
     searches_rho,
 )
 from regionfed.randomness import derive_seed, randomness_source
@@ -123,6 +125,7 @@ class Coordinator:
             sketch_noise_std=std.get("sketch", 0.0),
             epsilon=self._spent(TRAIN),
             quarantined=int(facts["quarantined"]),
+            histogram=state.histogram,
         )
 
     def _update_of(self, round_: int) -> tuple[dict[str, torch.Tensor], dict[str, Any]] | None:
@@ -138,33 +141,17 @@ class Coordinator:
                 f"region {self._region} has no data, or too little: its noised size is below "
                 f"{least:g}. It sits out; a lower size-noise-multiplier admits smaller regions."
             )
-        config = self._config
         size = self._plan.sketch_size
-        asked = GradientRequest(
-            round=request.round,
-            layout=request.layout,
-            sampling_rate=config.sampling_rate,
-            clip_norm=config.clip_norm,
-            loss_cap=LOSS_CAP,
-            sketch_seed=derive_seed(config.seed, "sketch"),
-            sketch_size=size,
-            point=request.theta + state.own_part(),
-        )
-        sums = {"update": torch.zeros_like(request.theta), "loss": torch.zeros(1)}
+        point = request.theta
+        if self._personaliser.accumulates:
+            point = point + state.own_part()
+        asked = self._gradient_request(request, point, sketch_size=size)
+        total, sketch, loss = self._gradient_sums(asked)
+        sums = {"update": self._bounded(total, state), "loss": loss}
         if size:
-            sums["sketch"] = torch.zeros(size)
-        answered = 0
-        for reply in self._ask(asked, GradientReply, {"p": request.theta.numel(), "k": size}):
-            sums["update"] += reply.total
-            sums["loss"] += reply.loss
-            if size:
-                sums["sketch"] += reply.sketch
-            answered += 1
-        self._require_answers(answered)
+            sums["sketch"] = sketch
         noised = self._release(self._plan.update, sums, request.round)
-        # A fixed denominator: the realised count would be a second, unaccounted release.
-        batch = self._expected_batch(state)
-        update = {name: total.div_(batch) for name, total in noised.items()}
+        update = {name: v.div_(self._denominator(name, state)) for name, v in noised.items()}
         facts = {"quarantined": self._refused}
         self._states.save_release("update", request.round, update, facts)
         return update, facts
@@ -190,35 +177,47 @@ class Coordinator:
             config.alpha_min,
             config.alpha_gain,
         )
-        proposal = self._personaliser.propose(
-            Released(
+        state = replace(before, round=request.round, alpha=alpha)
+        if self._personaliser.accumulates or personalises(config, request.round):
+            facts = Released(
                 round=request.round,
                 update=own["update"],
                 global_update=request.global_update,
                 theta=request.theta,
                 previous=before.direction,
                 noise_std=self._noise_stds(before)["update"],
+                conflict=d,
+                median_conflict=request.median_conflict,
+                divergence=label_divergence(before.histogram, request.global_histogram),
+                examples=before.examples,
+                mean_examples=request.mean_examples,
             )
-        )
-        rho = before.rho
+            proposal = self._personaliser.propose(facts, self._query(request, before))
+            state = replace(
+                state,
+                direction=proposal.direction,
+                strategy=proposal.strategy,
+                reason=proposal.reason,
+            )
         if self._personaliser.searches_rho and searches_rho(config, request.round):
-            rho = self._search_rho(request, alpha * proposal.direction, before)
-        state = RegionState(request.round, proposal.direction, rho, alpha, before.examples)
+            state = self._search_rho(request, state)
         scores = [0.0] * (3 * len(self._tasks))
         scored = evaluates(config, request.round)
         if scored:
             scores = self._score(request, state)
         answer = RegionScores(
             region=self._region,
-            strategy=proposal.strategy,
-            reason=proposal.reason,
+            strategy=state.strategy,
+            reason=state.reason,
             scored=scored,
             conflict=d,
             alpha=alpha,
-            rho=rho,
+            rho=state.rho,
             epsilon=self._spent(TRAIN),
             evaluation_epsilon=self._spent(HELD_OUT),
             scores=scores,
+            rho_evaluations=state.rho_evaluations,
+            rho_messages=state.rho_messages,
         )
         # The state first: a crash in between repeats the scoring, and loses no round.
         self._states.save(state)
@@ -232,16 +231,51 @@ class Coordinator:
             difference = own["update"] - request.global_update
         return float(difference.square().sum())
 
-    def _search_rho(
-        self, request: RegionPersonalise, direction: torch.Tensor, before: RegionState
-    ) -> float:
+    def _query(self, request: RegionPersonalise, state: RegionState) -> Query:
+        """Return what a personaliser asks for gradients with, in this round."""
+        asked = 0
+
+        def query(point: torch.Tensor, inner_step: float = 0.0) -> torch.Tensor:
+            nonlocal asked
+            asked += 1
+            name = f"query-{asked}"
+            if (saved := self._states.load_release(name, request.round)) is not None:
+                return saved[0]["gradient"]
+            total, *_ = self._gradient_sums(
+                self._gradient_request(request, point, query=asked, inner_step=inner_step)
+            )
+            sums = {"gradient": self._bounded(total, state)}
+            gradient = self._release(self._plan.query, sums, request.round, asked)["gradient"]
+            gradient.div_(self._denominator("gradient", state))
+            self._states.save_release(name, request.round, {"gradient": gradient}, {})
+            return gradient
+
+        return query
+
+    def _search_rho(self, request: RegionPersonalise, state: RegionState) -> RegionState:
+        """Return the state at the best rho, with what the search has cost."""
         config = self._config
-        low, high = bracket(before.rho, config.rho_high)
+        published = config.rho_search == "published"
+        low, high = bracket(0.0 if published else state.rho, config.rho_high)
         points = possible_points(low, high, config.rho_evaluations)
+        votes = self._votes(request, state.alpha * state.direction, points)
+        return replace(
+            state,
+            rho=best_rho(points, votes, low, high, config.rho_evaluations, zero=not published),
+            rho_evaluations=state.rho_evaluations + len(points),
+            rho_messages=state.rho_messages + len(self._nodes),
+        )
+
+    def _votes(
+        self, request: RegionPersonalise, direction: torch.Tensor, points: list[float]
+    ) -> list[float]:
+        """Return the noised summed losses at the points along a line, relative to its start."""
+        if (saved := self._states.load_release("votes", request.round)) is not None:
+            return [float(v) for v in saved[0]["vote"]]
         asked = LossRequest(
             round=request.round,
             layout=request.layout,
-            sampling_rate=config.sampling_rate,
+            sampling_rate=self._config.sampling_rate,
             clip_norm=VOTE_BOUND,
             steps=points,
             base=request.theta,
@@ -250,8 +284,9 @@ class Coordinator:
         votes = torch.zeros(len(points))
         for reply in self._ask(asked, LossReply, {"steps": len(points)}):
             votes += torch.tensor(reply.differences)
-        released = self._release(self._plan.vote, {"vote": votes}, request.round)["vote"]
-        return best_rho(points, released.tolist(), low, high, config.rho_evaluations)
+        released = self._release(self._plan.vote, {"vote": votes}, request.round)
+        self._states.save_release("votes", request.round, released, {})
+        return [float(v) for v in released["vote"]]
 
     def _score(self, request: RegionPersonalise, state: RegionState) -> list[float]:
         asked = ScoreRequest(
@@ -266,6 +301,60 @@ class Coordinator:
             sums += torch.tensor(reply.scores)
         released = self._release(self._plan.scores, {"scores": sums}, request.round)["scores"]
         return [float(v) for v in released]
+
+    # -------------------------------------------------------------------------- gradients
+    def _gradient_request(
+        self,
+        request: RegionTrain | RegionPersonalise,
+        point: torch.Tensor,
+        *,
+        sketch_size: int = 0,
+        query: int = 0,
+        inner_step: float = 0.0,
+    ) -> GradientRequest:
+        config = self._config
+        return GradientRequest(
+            round=request.round,
+            layout=request.layout,
+            sampling_rate=config.sampling_rate,
+            clip_norm=config.clip_norm if config.clipping == "example" else UNCLIPPED,
+            loss_cap=LOSS_CAP,
+            sketch_seed=derive_seed(config.seed, "sketch"),
+            sketch_size=sketch_size,
+            point=point,
+            query=query,
+            inner_step=inner_step,
+        )
+
+    def _gradient_sums(
+        self, asked: GradientRequest
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return the sums over devices of gradients (p,), sketches (k,) and losses (1,)."""
+        total, sketch = torch.zeros_like(asked.point), torch.zeros(asked.sketch_size)
+        loss = torch.zeros(1)
+        answered = 0
+        for reply in self._ask(asked, GradientReply, {"p": len(total), "k": len(sketch)}):
+            total += reply.total
+            sketch += reply.sketch
+            loss += reply.loss
+            answered += 1
+        self._require_answers(answered)
+        return total, sketch, loss
+
+    def _bounded(self, total: torch.Tensor, state: RegionState) -> torch.Tensor:
+        """Return what is noised: the sum of clipped gradients, or the clipped mean of all."""
+        if self._config.clipping == "example":
+            return total
+        mean = total.div_(self._expected_batch(state))
+        return mean.mul_(min(1.0, self._config.clip_norm / max(float(mean.norm()), 1e-12)))
+
+    def _denominator(self, part: str, state: RegionState) -> float:
+        """Return what a noised part is divided by.
+
+        It is fixed: the realised count would be a second, unaccounted release.
+        """
+        is_mean = self._config.clipping == "region-mean" and part in {"update", "gradient"}
+        return 1.0 if is_mean else self._expected_batch(state)
 
     # ----------------------------------------------------------------------------- common
     def _ask(self, request: object, reply: type[R], lengths: dict[str, int]) -> Iterator[R]:
@@ -286,10 +375,11 @@ class Coordinator:
         log.warning("region %s: %s", self._region, reason)
 
     def _release(
-        self, mechanism: GaussianSum, sums: dict[str, torch.Tensor], round_: int
+        self, mechanism: GaussianSum, sums: dict[str, torch.Tensor], round_: int, *which: int
     ) -> dict[str, torch.Tensor]:
         self._ledger.charge(mechanism.event(self._region, round_))
-        stream = self._randomness(mechanism.release, self._config.seed, round_, self._region)
+        purpose = (mechanism.release, self._config.seed, round_, self._region, *which)
+        stream = self._randomness(*purpose)
         return mechanism.noised(sums, stream)
 
     def _spent(self, population: str) -> float:
@@ -297,8 +387,10 @@ class Coordinator:
         return spent if spent != float("inf") else -1.0
 
     def _noise_stds(self, state: RegionState) -> dict[str, float]:
-        batch = self._expected_batch(state)
-        return {part.name: part.noise_std / batch for part in self._plan.update.parts}
+        return {
+            part.name: part.noise_std / self._denominator(part.name, state)
+            for part in self._plan.update.parts
+        }
 
     def _expected_batch(self, state: RegionState) -> float:
         return self._config.sampling_rate * state.examples
@@ -316,15 +408,28 @@ class Coordinator:
         return self._states.load(request.round - 1) or self._first_state(request)
 
     def _first_state(self, request: RegionTrain | RegionPersonalise) -> RegionState:
-        """Release the region's size, once."""
-        total = torch.zeros(1)
+        """Release the region's size, and its labels where they are needed, once."""
+        labels = self._plan.labels
+        sums = {"size": torch.zeros(1)}
+        if labels:
+            sums["labels"] = torch.zeros(labels)
         answered = 0
-        for reply in self._ask(ProfileRequest(layout=request.layout), ProfileReply, {}):
-            total += reply.examples
+        asked = ProfileRequest(layout=request.layout, labels=labels)
+        for reply in self._ask(asked, ProfileReply, {"labels": labels}):
+            sums["size"] += reply.examples
+            if labels:
+                sums["labels"] += torch.tensor(reply.histogram)
             answered += 1
         self._require_answers(answered)
-        examples = float(self._release(self._plan.size, {"size": total}, 0)["size"])
-        state = RegionState(0, torch.zeros_like(request.theta), 1.0, 1.0, examples)
+        released = self._release(self._plan.size, sums, 0)
+        state = RegionState(
+            round=0,
+            direction=torch.zeros_like(request.theta),
+            rho=1.0,
+            alpha=1.0,
+            examples=float(released["size"]),
+            histogram=[float(v) for v in released.get("labels", ())],
+        )
         self._states.save(state)
         return state
 

@@ -76,14 +76,26 @@ def bracket(previous: float, highest: float) -> tuple[float, float]:
     return 0.5 * previous, min(2.0 * previous, highest)
 
 
-def best_rho(points: list[float], values: list[float], low: float, high: float, k: int) -> float:
-    """Replay the search on the values and return the best point visited; 0 is always a candidate.
+def best_rho(
+    points: list[float],
+    values: list[float],
+    low: float,
+    high: float,
+    k: int,
+    *,
+    zero: bool = True,
+) -> float:
+    """Replay the search on the values and return the best point visited, or 0 if none is better.
 
     Parameters
     ----------
     points, values : lists of equal length
         From `possible_points`, with the loss at each relative to the loss at 0.
+    zero : bool
+        Whether 0 is a candidate; the published search has none.
     """
     known = dict(zip(points, values, strict=True))
-    visited = [(0.0, 0.0), *golden_section(known.__getitem__, low, high, k)]
+    visited = golden_section(known.__getitem__, low, high, k)
+    if zero:
+        visited = [(0.0, 0.0), *visited]
     return min(visited, key=lambda pair: pair[1])[0]

@@ -1,7 +1,7 @@
 """What a coordinator remembers, and keeps on its own disk: released or derived values only."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,12 @@ class RegionState:
     rho, alpha : float
     examples : float
         The region's size as released: noised, once.
+    histogram : list of float
+        Its labels, released with the size; empty where nothing needs them.
+    strategy, reason : str
+        How the direction came about.
+    rho_evaluations, rho_messages : int
+        What the searches for rho have cost so far: points a device evaluated, messages sent.
     """
 
     round: int
@@ -30,6 +36,11 @@ class RegionState:
     rho: float
     alpha: float
     examples: float
+    histogram: list[float] = field(default_factory=list)
+    strategy: str = ""
+    reason: str = ""
+    rho_evaluations: int = 0
+    rho_messages: int = 0
 
     def own_part(self) -> torch.Tensor:
         """Return alpha_r * theta_r, what this region adds to the global model."""
@@ -52,10 +63,9 @@ class StateFolder:
             self._folder / f"state-{state.round}.safetensors",
             {"direction": state.direction},
             {
-                "round": state.round,
-                "rho": state.rho,
-                "alpha": state.alpha,
-                "examples": state.examples,
+                one.name: getattr(state, one.name)
+                for one in fields(state)
+                if one.name != "direction"
             },
         )
         for old in self._rounds()[:-2]:

@@ -15,6 +15,30 @@ from regionfed.registry import nearest
 
 Value = bool | int | float | str
 
+# A profile is a set of defaults. Flower hands over every key, so a setting that has the practical
+# default cannot be told from one that nobody set: the profile replaces it.
+PROFILES: dict[str, dict[str, Value]] = {
+    "practical": {},
+    "paper": {
+        "rounds": 50,
+        "server_lr": 1.0,
+        "server_momentum": 0.0,
+        "noise_limit": 1e6,
+        "personaliser": "dynamic",
+        "sign": "published",
+        "personal_step": 1.0,
+        "inner_step": 1.0,
+        "conflict": "raw",
+        "rho_search": "published",
+        "rho_high": 1.0,
+        "rho_evaluations": 7,
+        "clipping": "region-mean",
+        "clip_norm": 1.0,
+        "noise_multiplier": 4.0,
+        "sampling_rate": 0.1,
+    },
+}
+
 
 def setting(
     default: Value,
@@ -55,6 +79,12 @@ class Config:
     """A validated configuration; see each field's ``help``."""
 
     # The run
+    profile: str = setting(
+        "practical",
+        "'practical', or 'paper' (the published formulas to the letter): a set of defaults; it "
+        "replaces every setting that has its practical default, any other value stays",
+        choices=tuple(PROFILES),
+    )
     seed: int = setting(0, "seed of data, sampling and initialisation (never of noise)", low=0)
     rounds: int = setting(25, "training rounds", low=1, high=100_000)
     run_dir: str = setting("runs", "folder of the runs; relative to the project")
@@ -109,8 +139,38 @@ class Config:
     )
 
     # Personalisation
-    personaliser: str = setting("residual", "'residual', 'none', or 'package.module:Class'")
+    personaliser: str = setting(
+        "residual",
+        "'residual', 'grad', 'interp', 'meta', 'dynamic', 'none', or 'package.module:Class'",
+    )
     residual_step: float = setting(24.0, "step of the accumulated residual", low=0.0, high=1e4)
+    sign: str = setting(
+        "descent",
+        "way that grad and meta go: 'descent', or 'published' (up the loss)",
+        choices=("descent", "published"),
+    )
+    personal_step: float = setting(
+        16.0, "step of grad and meta, and of each local step of interp", low=0.0, high=1e4
+    )
+    local_steps: int = setting(2, "local steps of interp, a noised gradient each", low=1, high=100)
+    inner_step: float = setting(
+        10.0, "how far meta looks ahead: eta in grad L(theta - eta g)", low=0.0, high=1e4
+    )
+    meta_order: int = setting(
+        1,
+        "1 = meta ahead along the global gradient; 2 = through each example's own step",
+        low=1,
+        high=2,
+    )
+    conflict_threshold: float = setting(
+        1.0, "dynamic: conflict that calls for meta, over round 1's median", low=0.0, high=1e6
+    )
+    divergence_threshold: float = setting(
+        0.1, "dynamic: KL divergence (nats) of labels that calls for meta", low=0.0, high=1e3
+    )
+    size_threshold: float = setting(
+        1.5, "dynamic: size that calls for interp, over the mean region's", low=0.0, high=1e6
+    )
     conflict: str = setting(
         "sketch", "what measures conflict", choices=("sketch", "debiased", "raw")
     )
@@ -118,6 +178,12 @@ class Config:
     alpha_min: float = setting(0.5, "least personalisation weight", low=0.0, high=1.0)
     alpha_gain: float = setting(
         1.0, "slope of the sigmoid, per spread of round-1 conflicts", low=0.0, high=1e3
+    )
+    rho_search: str = setting(
+        "warm",
+        "'warm' (around the last rho, rho = 0 a candidate), or 'published' (all of 0 to rho-high "
+        "each time, without 0)",
+        choices=("warm", "published"),
     )
     rho_high: float = setting(2.0, "upper end of the search for rho", low=0.0, high=1e3)
     rho_evaluations: int = setting(4, "golden-section evaluations per search", low=2, high=8)
@@ -131,14 +197,25 @@ class Config:
     target_epsilon: float = setting(
         4.0, "epsilon that the whole run may reach", low=0.0, open_low=True, high=1e3
     )
+    noise_multiplier: float = setting(
+        0.0,
+        "noise (std) over clip-norm; 0 = planned from target-epsilon, else epsilon follows from it",
+        low=0.0,
+        high=1e4,
+    )
     delta: float = setting(
         1e-5, "delta of the guarantee", low=0.0, open_low=True, high=1.0, open_high=True
     )
     sampling_rate: float = setting(
         0.15, "chance of each example to be in a round", low=0.0, open_low=True, high=1.0
     )
+    clipping: str = setting(
+        "example",
+        "what is clipped: each 'example', or the 'region-mean' (as published)",
+        choices=("example", "region-mean"),
+    )
     clip_norm: float = setting(
-        0.5, "L2 bound C of one example's gradient", low=0.0, open_low=True, high=1e6
+        0.5, "L2 bound C of what is clipped", low=0.0, open_low=True, high=1e6
     )
     auxiliary_noise_ratio: float = setting(
         4.0,
@@ -182,6 +259,8 @@ class Config:
     def from_run_config(cls, run_config: Mapping[str, object]) -> "Config":
         """Validate a flat run configuration; keys that are absent take their default.
 
+        The profile is laid over the settings that have their practical default.
+
         Raises
         ------
         ConfigurationError
@@ -195,6 +274,10 @@ class Config:
         values: dict[str, Any] = {
             known[k].name: _validated(k, known[k], v) for k, v in run_config.items()
         }
+        defaults = {f.name: f.default for f in fields(cls)}
+        for name, value in PROFILES[values.get("profile", cls.profile)].items():
+            if values.get(name, defaults[name]) == defaults[name]:
+                values[name] = value
         config = cls(**values)
         config._check_combinations()
         return config
@@ -203,6 +286,12 @@ class Config:
         if self.min_regions > self.regions:
             raise ConfigurationError(
                 f"min-regions={self.min_regions} exceeds regions={self.regions}; lower it."
+            )
+        if self.clipping == "region-mean" and self.conflict == "sketch":
+            # A sketch is bounded example by example; the mean's clip bounds none.
+            raise ConfigurationError(
+                "clipping='region-mean' bounds no example, so that no sketch can be released: "
+                "set conflict='raw' or 'debiased'."
             )
         if self.privacy_mode == "none" and self.evaluation_privacy == "noised":
             # Without privacy nothing is noised; say it in the record rather than pretend.

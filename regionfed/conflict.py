@@ -58,3 +58,26 @@ def personalisation_weight(
     # tanh is the sigmoid that cannot overflow.
     sigmoid = 0.5 * (1.0 + math.tanh(0.5 * gain * distance))
     return alpha_min + (1.0 - alpha_min) * sigmoid
+
+
+def label_divergence(regional: Sequence[float], world: Sequence[float]) -> float:
+    """Return h_r = KL(regional || world) of two histograms in nats; 0 where there are no labels.
+
+    Noised counts may be negative: they count as none. One is added to each count (Laplace), so
+    that the divergence is finite whatever is missing on either side.
+
+    Parameters
+    ----------
+    regional, world : sequences of equal length
+        Noised counts by label.
+    """
+    if not regional:
+        return 0.0
+    p, q = _shares(regional), _shares(world)
+    return max(0.0, math.fsum(a * math.log(a / b) for a, b in zip(p, q, strict=True)))
+
+
+def _shares(counts: Sequence[float]) -> list[float]:
+    smoothed = [max(count, 0.0) + 1.0 for count in counts]
+    total = math.fsum(smoothed)
+    return [count / total for count in smoothed]

@@ -11,7 +11,7 @@ exact keys, types, lengths, finite values. The receiver states the lengths it ex
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, ClassVar, TypeVar, get_args, get_type_hints
 
 import torch
@@ -21,6 +21,9 @@ from regionfed.errors import ContractError
 from regionfed.vector import from_arrays, to_arrays
 
 VERSION = 1
+
+# Stands for a clip norm where devices shall not clip; a message carries no infinity.
+UNCLIPPED = 1e30
 
 M = TypeVar("M")
 
@@ -42,6 +45,7 @@ Sketch = Annotated[torch.Tensor, Length("k")]
 Number = Annotated[float, Computed()]
 Count = Annotated[int, Computed()]
 Scores = Annotated[list[float], Computed(), Length("3*tasks")]
+Histogram = Annotated[list[float], Computed(), Length("labels")]
 Differences = Annotated[list[float], Computed(), Length("steps")]
 
 
@@ -62,7 +66,8 @@ class RegionUpdate:
     """Region to server: one noised update. The only thing a region ever says of its data.
 
     `update`, `sketch` and `loss` are one joint release of one Poisson sample, already divided by
-    the expected batch. `examples` was released once, noised, when the run began. The noise
+    the expected batch. `examples` and `histogram` (of labels; empty where nothing needs it) were
+    one joint release, noised, when the run began. The noise
     levels and `epsilon` (-1 where privacy is off) depend on no data; `quarantined` counts
     devices whose reply was refused, never which or why.
     """
@@ -76,11 +81,15 @@ class RegionUpdate:
     sketch_noise_std: Number
     epsilon: Number
     quarantined: Count
+    histogram: Histogram = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class RegionPersonalise:
-    """Server to region: personalise against this noised global update, then evaluate."""
+    """Server to region: personalise against this noised global update, then evaluate.
+
+    `mean_examples` and `global_histogram` are the mean and the sum of what regions released.
+    """
 
     NAME: ClassVar[str] = "evaluate"
 
@@ -92,6 +101,8 @@ class RegionPersonalise:
     theta: Model
     global_update: Model
     global_sketch: Sketch
+    mean_examples: float = 0.0
+    global_histogram: Annotated[list[float], Length("labels")] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -99,6 +110,8 @@ class RegionScores:
     """Region to server: what its personalisation came to, and noised scores if permitted.
 
     Scores are released as sums over held-out examples: per task (count, global, personalised).
+    The counts say what the searches for rho have cost so far: points that a device evaluated,
+    messages that all devices were sent; they depend on no data.
     """
 
     region: str
@@ -111,12 +124,19 @@ class RegionScores:
     epsilon: Number
     evaluation_epsilon: Number
     scores: Scores
+    rho_evaluations: Count = 0
+    rho_messages: Count = 0
 
 
 # --------------------------------------------------------------------- coordinator <-> device
 @dataclass(frozen=True)
 class GradientRequest:
-    """Coordinator to device: the sum of clipped per-example gradients of a Poisson sample."""
+    """Coordinator to device: the sum of clipped per-example gradients of a Poisson sample.
+
+    `query` numbers the gradients of a round, each of a sample of its own: 0 is the round's
+    update, the others are a personaliser's. With ``inner_step`` eta > 0 the gradient is that of
+    ``L_i(w - eta grad L_i(w))``, differentiated through the step.
+    """
 
     NAME: ClassVar[str] = "train.gradient"
 
@@ -128,6 +148,8 @@ class GradientRequest:
     sketch_seed: int
     sketch_size: int
     point: Model
+    query: int = 0
+    inner_step: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -189,18 +211,24 @@ class ScoreReply:
 
 @dataclass(frozen=True)
 class ProfileRequest:
-    """Coordinator to device: say how many examples you hold."""
+    """Coordinator to device: say how many examples you hold, and of which labels if asked."""
 
     NAME: ClassVar[str] = "query.profile"
 
     layout: str
+    labels: int = 0
 
 
 @dataclass(frozen=True)
 class ProfileReply:
-    """Device to coordinator; only the noised sum over devices is ever used."""
+    """Device to coordinator; only the noised sums over devices are ever used.
+
+    An example counts once in `examples` and at most once in `histogram`, which is empty unless
+    the request names the number of labels.
+    """
 
     examples: Count
+    histogram: Histogram = field(default_factory=list)
 
 
 EXCHANGES: tuple[tuple[str, type, type], ...] = (
@@ -285,19 +313,19 @@ def decode(kind: type[M], records: RecordDict, lengths: Mapping[str, int]) -> M:
         {f.name for f in fields_of if not f.is_vector and not f.is_computed},
     )
     values: dict[str, Any] = {}
-    for field in fields_of:
-        length = lengths.get(field.length)
-        if field.is_vector:
+    for declared in fields_of:
+        length = lengths.get(declared.length)
+        if declared.is_vector:
             try:
-                values[field.name] = from_arrays(field.name, arrays, length)
+                values[declared.name] = from_arrays(declared.name, arrays, length)
             except ContractError as error:
                 raise ContractError(f"{kind.__name__}: {error}") from error
             continue
-        source = metrics if field.is_computed else config
-        value = _checked(field, field.type, source[field.name])
+        source = metrics if declared.is_computed else config
+        value = _checked(declared, declared.type, source[declared.name])
         if isinstance(value, list) and length is not None and len(value) != length:
-            raise ContractError(f"{field.path}: expected {length} numbers, got {len(value)}.")
-        values[field.name] = value
+            raise ContractError(f"{declared.path}: expected {length} numbers, got {len(value)}.")
+        values[declared.name] = value
     return kind(**values)
 
 
@@ -328,13 +356,13 @@ def _declared(kind: type) -> tuple[_Declared, ...]:
 def _read_declaration(kind: type) -> tuple[_Declared, ...]:
     hints = get_type_hints(kind, include_extras=True)
     out = []
-    for field in fields(kind):
-        hint = hints[field.name]
+    for one in fields(kind):
+        hint = hints[one.name]
         marks = getattr(hint, "__metadata__", ())
         out.append(
             _Declared(
-                path=f"{kind.__name__}.{field.name}",
-                name=field.name,
+                path=f"{kind.__name__}.{one.name}",
+                name=one.name,
                 type=get_args(hint)[0] if marks else hint,
                 length=next((m.name for m in marks if isinstance(m, Length)), ""),
                 is_computed=any(isinstance(m, Computed) for m in marks),
@@ -360,26 +388,28 @@ def _same_keys(kind: type, where: str, found: set[str], expected: set[str]) -> N
         raise ContractError(f"{kind.__name__}: {where} lacks {missing} and has unknown {extra}.")
 
 
-def _plain(field: _Declared, value: object) -> object:
+def _plain(declared: _Declared, value: object) -> object:
     """Coerce numpy and torch scalars, which Flower's records refuse; the only place that does."""
     if isinstance(value, (list, tuple)):
-        return [_plain(field, v) for v in value]
+        return [_plain(declared, v) for v in value]
     try:
         return value.item() if hasattr(value, "item") else value
     except (RuntimeError, ValueError) as error:
-        raise ContractError(f"{field.path}: expected one number ({error}).") from error
+        raise ContractError(f"{declared.path}: expected one number ({error}).") from error
 
 
-def _checked(field: _Declared, hint: Any, value: Any) -> Any:
+def _checked(declared: _Declared, hint: Any, value: Any) -> Any:
     """Return `value` if it has the type `hint` and is finite; an int may stand for a float."""
     if hint == list[float]:
         if not isinstance(value, list):
-            raise ContractError(f"{field.path}: expected a list, got {type(value).__name__}.")
-        return [_checked(field, float, v) for v in value]
+            raise ContractError(f"{declared.path}: expected a list, got {type(value).__name__}.")
+        return [_checked(declared, float, v) for v in value]
     if hint is float and type(value) is int:
         value = float(value)
     if type(value) is not hint:
-        raise ContractError(f"{field.path}: expected {hint.__name__}, got {type(value).__name__}.")
+        raise ContractError(
+            f"{declared.path}: expected {hint.__name__}, got {type(value).__name__}."
+        )
     if hint is float and not math.isfinite(value):
-        raise ContractError(f"{field.path}: {value} is not finite.")
+        raise ContractError(f"{declared.path}: {value} is not finite.")
     return value

@@ -24,6 +24,12 @@ class Released:
         The region's direction after the last round, (p,); zero at first.
     noise_std : float
         Standard deviation of the noise on each coordinate of `update`.
+    conflict, median_conflict : float
+        d_r, and the median over regions in round 1.
+    divergence : float
+        h_r = KL(regional || global histogram of labels), in nats; 0 without labels.
+    examples, mean_examples : float
+        Size of the region and of the mean region.
     """
 
     round: int
@@ -32,6 +38,23 @@ class Released:
     theta: torch.Tensor
     previous: torch.Tensor
     noise_std: float
+    conflict: float = 0.0
+    median_conflict: float = 0.0
+    divergence: float = 0.0
+    examples: float = 0.0
+    mean_examples: float = 0.0
+
+
+class Query(Protocol):
+    """Asks the region's devices for one more gradient; each call is charged and noised."""
+
+    def __call__(self, point: torch.Tensor, inner_step: float = 0.0) -> torch.Tensor:
+        """Return the region's noised mean gradient at `point`, (p,); it points uphill.
+
+        With ``inner_step`` eta > 0 it is the mean of the gradients of
+        ``L_i(w - eta grad L_i(w))``, differentiated through the step.
+        """
+        ...
 
 
 @dataclass(frozen=True)
@@ -64,7 +87,26 @@ class Personaliser(Protocol):
         """Whether rho is searched for on the region's loss (a vote that has to be paid for)."""
         ...
 
-    def propose(self, released: Released) -> Proposal:
+    @property
+    def accumulates(self) -> bool:
+        """Whether theta_r grows from round to round.
+
+        Then `propose` is called each round, and devices learn at theta + alpha_r theta_r. Else
+        theta_r is built from scratch where it is used, and devices learn at theta.
+        """
+        ...
+
+    @property
+    def queries(self) -> int:
+        """The most gradients that one `propose` asks for: their noise is planned for."""
+        ...
+
+    @property
+    def compares_labels(self) -> bool:
+        """Whether the divergence of labels is used, so that a histogram has to be paid for."""
+        ...
+
+    def propose(self, released: Released, query: Query) -> Proposal:
         """Return the region's new direction."""
         ...
 
@@ -81,6 +123,10 @@ PERSONALISERS: Registry[PersonaliserFactory] = Registry(
     "personaliser",
     {
         "residual": "strategies.personalisers.residual:Residual",
+        "grad": "strategies.personalisers.grad:Grad",
+        "interp": "strategies.personalisers.interp:Interp",
+        "meta": "strategies.personalisers.meta:Meta",
+        "dynamic": "strategies.personalisers.dynamic:Dynamic",
         "none": "strategies.personalisers.none:NoPersonaliser",
     },
 )

@@ -80,6 +80,9 @@ class RegionRecord:
         Distance to the global update, weight and step of the personalisation.
     strategy, reason : str or None
         Personaliser in use, and why this one; or why the region has no result.
+    rho_evaluations, rho_messages : int
+        What its searches for rho have cost so far: points that a device evaluated, and messages
+        that all devices were sent.
     global_, personalised : TaskScores or None
         Scores of the two models, from the last evaluation that the region answered.
     """
@@ -92,6 +95,8 @@ class RegionRecord:
     reason: str | None = None
     global_: TaskScores | None = None
     personalised: TaskScores | None = None
+    rho_evaluations: int = 0
+    rho_messages: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +153,8 @@ class PrivacySummary:
         The noise could be drawn again by whoever knows the seed: a test, no protection.
     simulated_cohort : bool
         The noise was scaled to a larger cohort than took part.
+    units : Mapping[str, float]
+        Epsilon by what it protects, where there is more than one thing to protect.
     """
 
     mode: str
@@ -164,6 +171,7 @@ class PrivacySummary:
     target_epsilon: float | None = None
     noise_seeded: bool = False
     simulated_cohort: bool = False
+    units: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

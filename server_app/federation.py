@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from client_app.app import dataset_of
+from client_app.datasets.dataset import labels_of
 from client_app.task import TASKS
 from regionfed.config import Config
 from regionfed.errors import ConfigurationError
@@ -40,12 +41,14 @@ class Federation:
 def prepare(config: Config) -> Federation:
     """Load the public model, name the regions, and plan the privacy of the whole run."""
     personaliser = PERSONALISERS.load(config.personaliser)(config)
+    dataset = dataset_of(config)
     plan = plan_privacy(
         config,
         sketch=personaliser.measures_conflict and config.conflict == "sketch",
         votes=personaliser.searches_rho,
+        queries=personaliser.queries,
+        labels=len(labels_of(dataset)) if personaliser.compares_labels else 0,
     )
-    dataset = dataset_of(config)
     names = dataset.regions
     if len(names) < config.min_regions:
         raise ConfigurationError(

@@ -11,6 +11,7 @@ from flwr.serverapp import Grid
 
 from regionfed.config import Config
 from regionfed.errors import RunStoppedError
+from regionfed.privacy.plan import TRAIN, predicted_noise, region_epsilon
 from regionfed.records import RoundRecord, Status, Summary
 from regionfed.vector import to_arrays
 from server_app.checkpoint import load_checkpoint, save_checkpoint
@@ -26,6 +27,9 @@ from strategies.optimisers import OPTIMISERS
 from strategies.regionfed import RegionFed, ServerState
 
 Say = Callable[[str], None]
+
+DROWNING = 0.1
+"""Noise (std) on each weight at which models collapsed; 0.03 cost some points."""
 
 
 def execute(
@@ -64,6 +68,8 @@ def execute(
     folder, config, resume = _open(config)
     federation = prepare(config)
     say(_opening(config, federation, resume))
+    for warning in warnings(config, federation):
+        say(warning)
     book = RunBook(folder, config, federation, resume, say=say, stopping=stopping)
     try:
         with closing(simulate(config, federation, folder.path, run_id, stopping)) as grid:
@@ -101,6 +107,7 @@ def _train(
         federation.tasks,
         federation.layout.fingerprint,
         sketch_size=federation.plan.sketch_size,
+        labels=federation.plan.labels,
         observers=[book.observe],
         resume=resume,
     )
@@ -221,7 +228,7 @@ def _opening(config: Config, federation: Federation, resume: ServerState | None)
     privacy = (
         "NO PRIVACY (privacy-mode='none')"
         if config.privacy_mode == "none"
-        else f"epsilon <= {config.target_epsilon:g} per {config.unit}, "
+        else f"epsilon <= {federation.plan.budgets[TRAIN]:.3g} per {config.unit}, "
         f"noise multiplier {federation.plan.update.noise_multiplier:.3f}"
     )
     return (
@@ -229,3 +236,34 @@ def _opening(config: Config, federation: Federation, resume: ServerState | None)
         f"{federation.layout.size:,} parameters; {privacy}"
         + (f"; resumed after round {resume.round}" if resume else "")
     )
+
+
+def warnings(config: Config, federation: Federation) -> list[str]:
+    """Return what to know before a private run starts: foreseen from public numbers alone."""
+    if config.privacy_mode == "none":
+        return []
+    said = []
+    plan = federation.plan
+    if config.clipping == "region-mean":
+        whole = region_epsilon(config, plan, config.rounds)
+        said.append(
+            f"epsilon per region, of its updates and gradients alone: {whole.present:.3g} (that it "
+            f"took part), {whole.replaced:.3g} (which data it has); all regions are in every round."
+        )
+    regions = len(federation.regions)
+    devices = sum(federation.devices.values())
+    noise = predicted_noise(
+        config, plan, regions=regions, examples=devices * config.examples_per_client / regions
+    )
+    if noise > DROWNING:
+        said.append(
+            f"WARNING: noise will drown the signal: a standard deviation of {noise:.3g} "
+            f"on each weight of the global model; beyond {DROWNING:g} models have collapsed."
+        )
+    if config.clipping == "region-mean":
+        ratio = plan.update.parts[0].noise_std / config.clip_norm * federation.layout.size**0.5
+        said.append(
+            f"WARNING: an update of norm {config.clip_norm:g} at most gets noise of norm "
+            f"{ratio * config.clip_norm:.0f}: {ratio:.0f} times the signal."
+        )
+    return said

@@ -9,7 +9,15 @@ import regionfed
 from regionfed.config import Config
 from regionfed.privacy.accountant import ACCOUNTANT, NEIGHBOURING, count_releases, epsilon
 from regionfed.privacy.mechanism import GaussianSum
-from regionfed.privacy.plan import HELD_OUT, TRAIN, PrivacyPlan, evaluates, searches_rho
+from regionfed.privacy.plan import (
+    HELD_OUT,
+    TRAIN,
+    PrivacyPlan,
+    evaluates,
+    personalises,
+    region_epsilon,
+    searches_rho,
+)
 from regionfed.records import (
     EvaluationSummary,
     Failure,
@@ -112,6 +120,16 @@ def _privacy(config: Config, plan: PrivacyPlan, rounds: int, spent: float | None
             unit=config.unit,
             statement="Privacy was switched off: updates left the regions without noise.",
         )
+    units = {"example": spent or 0.0}
+    whole = ""
+    if config.clipping == "region-mean":
+        region = region_epsilon(config, plan, rounds)
+        units |= {"region taking part": region.present, "region replaced": region.replaced}
+        whole = (
+            f" For a region as a whole, of its updates and gradients alone: epsilon "
+            f"{region.present:.3f} for whether it took part, {region.replaced:.3f} for which data "
+            f"it has; loss, size and votes promise a region nothing."
+        )
     sampling = f"Poisson, rate {config.sampling_rate:g} of the examples in each round"
     return PrivacySummary(
         mode=config.privacy_mode,
@@ -127,10 +145,11 @@ def _privacy(config: Config, plan: PrivacyPlan, rounds: int, spent: float | None
         statement=(
             f"({spent or 0.0:.3f}, {config.delta:g})-DP for each training example against everyone "
             f"outside of its region's coordinator; {NEIGHBOURING}; {sampling}; accountant "
-            f"{ACCOUNTANT}."
+            f"{ACCOUNTANT}.{whole}"
         ),
-        target_epsilon=config.target_epsilon,
+        target_epsilon=plan.budgets[TRAIN],
         noise_seeded=config.noise_seed >= 0,
+        units=units,
     )
 
 
@@ -142,6 +161,8 @@ def _events(config: Config, plan: PrivacyPlan, rounds: int) -> list[dict[str, ob
         (plan.size, 1 if rounds else 0, "server"),
         (plan.update, rounds, "server"),
         (plan.vote, votes, "coordinator"),
+        # What a region asks for depends on its way; this is the most that any did.
+        (plan.query, plan.queries * sum(personalises(config, r) for r in done), "coordinator"),
         (plan.scores, sum(evaluates(config, r) for r in done), "server"),
     )
     return [_event_row(mechanism, count, to) for mechanism, count, to in uses if count]

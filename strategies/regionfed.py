@@ -88,6 +88,8 @@ class RegionFed(Strategy):
         Fingerprint of the model's layout.
     sketch_size : int
         Dimensions of the sketch that updates carry; 0 where they carry none.
+    labels : int
+        Length of the histograms that updates carry; 0 where they carry none.
     observers : iterable of callables
         Called after each round with its record and the state to save.
     resume : ServerState, optional
@@ -103,6 +105,7 @@ class RegionFed(Strategy):
         layout: str,
         *,
         sketch_size: int = 0,
+        labels: int = 0,
         observers: Iterable[Observer] = (),
         resume: ServerState | None = None,
     ) -> None:
@@ -112,6 +115,7 @@ class RegionFed(Strategy):
         self._tasks = tasks
         self._layout = layout
         self._sketch_size = sketch_size
+        self._labels = labels
         self._observers = tuple(observers)
         self._size: int | None = None
         self._round = 0
@@ -159,7 +163,7 @@ class RegionFed(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Take the mean of the sound updates and move theta; None when too few came."""
-        lengths = {"k": self._sketch_size}
+        lengths = {"k": self._sketch_size, "labels": self._labels}
         self._updates = dict(
             self._sound(server_round, replies, self._regions, RegionUpdate, lengths)
         )
@@ -195,6 +199,11 @@ class RegionFed(Strategy):
         """Tell each region that took part the new model and what the mean of all was."""
         del arrays, config, grid
         self._evaluated = set()
+        updates = self._updates.values()
+        mean_examples = statistics.fmean(u.examples for u in updates) if updates else 0.0
+        histogram = [
+            math.fsum(counts) for counts in zip(*(u.histogram for u in updates), strict=True)
+        ]
         return [
             self._message(
                 node,
@@ -207,6 +216,8 @@ class RegionFed(Strategy):
                     theta=self._average,
                     global_update=self._mean[0],
                     global_sketch=self._mean[1],
+                    mean_examples=mean_examples,
+                    global_histogram=histogram,
                 ),
             )
             for node in self._updates
@@ -223,8 +234,10 @@ class RegionFed(Strategy):
                 conflict=reply.conflict,
                 alpha=reply.alpha,
                 rho=reply.rho,
-                strategy=reply.strategy,
-                reason=reply.reason,
+                strategy=reply.strategy or None,
+                reason=reply.reason or None,
+                rho_evaluations=reply.rho_evaluations,
+                rho_messages=reply.rho_messages,
             )
             if reply.scored:
                 global_, personalised = self._task_scores(reply.scores)

@@ -39,7 +39,7 @@ from regionfed.contract import (
     decode,
     encode,
 )
-from regionfed.personaliser import PERSONALISERS, Personaliser
+from regionfed.personaliser import PERSONALISERS, Personaliser, Released
 from regionfed.privacy.plan import plan_privacy
 from regionfed.records import RoundRecord
 from regionfed.vector import Layout, to_arrays
@@ -296,6 +296,7 @@ def coordinator_of(
     personaliser: Personaliser | None = None,
     region: str = REGION,
     declared: int | None = None,
+    labels: int = 0,
 ) -> Coordinator:
     """Return a region's coordinator over scripted devices, with the plan that a run would make."""
     person = personaliser or PERSONALISERS.load(config.personaliser)(config)
@@ -308,6 +309,8 @@ def coordinator_of(
             config,
             sketch=person.measures_conflict and config.conflict == "sketch",
             votes=person.searches_rho,
+            queries=person.queries,
+            labels=labels if person.compares_labels else 0,
         ),
         personaliser=person,
         tasks=TASKS,
@@ -316,13 +319,15 @@ def coordinator_of(
 
 
 def scripted_world(
-    folder: Path, scripts: dict[str, list[Script]], config: Config
+    folder: Path, scripts: dict[str, list[Script]], config: Config, *, labels: int = 0
 ) -> tuple[InProcessGrid, dict[int, str]]:
     """Return a world of regions of scripted devices behind their uplinks, and their names."""
     names = dict(enumerate(scripts, 1))
     nodes = {
         i: Node(
-            make_uplink(coordinator_of(folder / name, scripts[name], config, region=name)),
+            make_uplink(
+                coordinator_of(folder / name, scripts[name], config, region=name, labels=labels)
+            ),
             context_of(i),
         )
         for i, name in names.items()
@@ -352,6 +357,7 @@ def run_rounds(
     tasks: tuple[str, ...] = TASKS,
     layout: str = "layout",
     run: Run | None = None,
+    labels: int = 0,
 ) -> Run:
     """Run all rounds of the Strategy on a grid of regions, by plain descent."""
     run = run or Run()
@@ -361,7 +367,8 @@ def run_rounds(
         names,
         tasks,
         layout,
-        sketch_size=config.sketch_size,
+        sketch_size=config.sketch_size if config.conflict == "sketch" else 0,
+        labels=labels,
         observers=[run.observe],
     )
     strategy.start(grid, ArrayRecord(to_arrays("theta", theta)), num_rounds=config.rounds)
@@ -388,6 +395,17 @@ def personalise_request(
         global_sketch=torch.zeros(8),
     )
     return replace(request, **fields)
+
+
+def released(**facts: Any) -> Released:
+    """Return what a personaliser may look at: zeros of two weights, except what is given."""
+    zeros = dict.fromkeys(("update", "global_update", "theta", "previous"), torch.zeros(2))
+    return Released(**{"round": 3, "noise_std": 0.0, **zeros, **facts})
+
+
+def no_query(point: torch.Tensor, inner_step: float = 0.0) -> torch.Tensor:
+    """Stand in for devices that must not be asked."""
+    raise AssertionError("a gradient was asked for")
 
 
 def toy_layout(inputs: int) -> Layout:

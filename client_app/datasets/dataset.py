@@ -1,9 +1,9 @@
 """What a federated dataset is to the rest of RegionFed, and the names of those we have."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from regionfed.registry import Registry
 
@@ -81,6 +81,36 @@ class FederatedDataset(Protocol):
     def client(self, region: str, index: int) -> ClientData:
         """Return the examples of one device; loads no other region's examples if it can."""
         ...
+
+
+@runtime_checkable
+class LabelledDataset(Protocol):
+    """What a dataset may state besides: public labels, by which regions can be compared."""
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """All labels, in a fixed order; public knowledge, not read from anybody's examples."""
+        ...
+
+    def label(self, example: Example) -> str | None:
+        """Return the label of an example, one at most."""
+        ...
+
+
+def labels_of(dataset: FederatedDataset) -> tuple[str, ...]:
+    """Return the labels that a dataset states; none if it states none."""
+    return dataset.labels if isinstance(dataset, LabelledDataset) else ()
+
+
+def histogram(dataset: FederatedDataset, examples: Iterable[Example]) -> list[float]:
+    """Count examples by label, in the order of the labels; each example counts once at most."""
+    if not isinstance(dataset, LabelledDataset):
+        return []
+    counts = dict.fromkeys(dataset.labels, 0.0)
+    for example in examples:
+        if (label := dataset.label(example)) in counts:
+            counts[label] += 1.0
+    return list(counts.values())
 
 
 Loader = Callable[[DataConfig], FederatedDataset]

@@ -2,7 +2,13 @@
 
 from dataclasses import dataclass
 
-from client_app.datasets.dataset import ClientData, FederatedDataset
+from client_app.datasets.dataset import (
+    ClientData,
+    Example,
+    FederatedDataset,
+    LabelledDataset,
+    labels_of,
+)
 from client_app.datasets.partition import split_by_group
 
 SHARE = 0.1
@@ -29,6 +35,15 @@ class ValidationDataset:
     def tasks(self) -> tuple[str, ...]:
         """Names of the tasks."""
         return self.dataset.tasks
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Labels of the dataset, if it states any."""
+        return labels_of(self.dataset)
+
+    def label(self, example: Example) -> str | None:
+        """Return the label of an example."""
+        return self.dataset.label(example) if isinstance(self.dataset, LabelledDataset) else None
 
     def clients(self, region: str) -> int:
         """Return the number of devices of a region."""

@@ -4,6 +4,7 @@ All releases of a run are known in advance, so their joint epsilon is: the plan 
 noise multiplier of the update for which everything that the run will release stays in budget.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -33,24 +34,33 @@ class PrivacyPlan:
         Each round: update, loss and, where conflict is measured by it, sketch.
     vote : GaussianSum
         Losses along the line, in the rounds that search for rho.
+    query : GaussianSum
+        One gradient that a personaliser asks for.
     size : GaussianSum
-        The region's number of examples, once.
+        The region's number of examples and, where asked for, its histogram of labels, once.
     scores : GaussianSum
         Held-out scores, in the rounds that evaluate.
     votes : bool
         Whether the run searches for rho at all.
     sketch_size : int
         Dimensions of the sketch that updates carry; 0 for none.
+    queries : int
+        The most gradients that one personalise step may ask for.
+    labels : int
+        Length of the histogram of labels; 0 for none.
     budgets : dict of str to float
         Population to epsilon; inf where nothing is promised.
     """
 
     update: GaussianSum
     vote: GaussianSum
+    query: GaussianSum
     size: GaussianSum
     scores: GaussianSum
     votes: bool
     sketch_size: int
+    queries: int
+    labels: int
     budgets: dict[str, float]
 
 
@@ -66,8 +76,21 @@ def evaluates(config: Config, round_: int) -> bool:
     return round_ % config.evaluate_every == 0 or round_ == config.rounds
 
 
-def plan_privacy(config: Config, *, sketch: bool, votes: bool) -> PrivacyPlan:
-    """Plan every release of a run.
+def personalises(config: Config, round_: int) -> bool:
+    """Say whether a round needs theta_r anew: it searches for rho, evaluates, or is the last.
+
+    Only then a personaliser that builds theta_r from scratch does so, and pays for it.
+    """
+    return searches_rho(config, round_) or evaluates(config, round_) or round_ == config.rounds
+
+
+def plan_privacy(
+    config: Config, *, sketch: bool, votes: bool, queries: int = 0, labels: int = 0
+) -> PrivacyPlan:
+    """Plan every release of a run, from a target epsilon or at the noise that is set.
+
+    With ``clipping="region-mean"`` one example may turn the mean from one end of the ball of
+    radius C to the other: the bound on what it changes is 2 C.
 
     Parameters
     ----------
@@ -76,6 +99,10 @@ def plan_privacy(config: Config, *, sketch: bool, votes: bool) -> PrivacyPlan:
         Whether updates carry a sketch.
     votes : bool
         Whether the personaliser searches for rho.
+    queries : int
+        The most gradients that one step of the personaliser asks for.
+    labels : int
+        Length of the histogram of labels that it needs; 0 for none.
 
     Raises
     ------
@@ -85,25 +112,36 @@ def plan_privacy(config: Config, *, sketch: bool, votes: bool) -> PrivacyPlan:
     rounds = range(1, config.rounds + 1)
     vote_count = sum(searches_rho(config, r) for r in rounds) if votes else 0
     score_count = sum(evaluates(config, r) for r in rounds)
+    query_count = queries * sum(personalises(config, r) for r in rounds)
     ratio = config.auxiliary_noise_ratio
+    bound = config.clip_norm * (2.0 if config.clipping == "region-mean" else 1.0)
+    off = config.privacy_mode == "none"
 
-    def mechanisms(z: float, z_scores: float) -> PrivacyPlan:
-        off = config.privacy_mode == "none"
+    def mechanisms(z: float, z_scores: float, budget: float = float("inf")) -> PrivacyPlan:
         auxiliary = 0.0 if off else ratio * z
-        parts = [Part("update", config.clip_norm, z), Part("loss", LOSS_CAP, auxiliary)]
+        # z is over C, whatever the bound: the noise has std z C.
+        gradient = z * config.clip_norm / bound
+        parts = [Part("update", bound, gradient), Part("loss", LOSS_CAP, auxiliary)]
         if sketch:
             parts.append(Part("sketch", config.clip_norm, auxiliary))
+        profile = [Part("size", 1.0, 0.0 if off else config.size_noise_multiplier)]
+        if labels:
+            # An example has one label: it counts once here too.
+            profile.append(Part("labels", 1.0, 0.0 if off else config.size_noise_multiplier))
         name = "+".join(part.name for part in parts)
         rate, unit = config.sampling_rate, config.unit
         return PrivacyPlan(
             update=GaussianSum(name, TRAIN, unit, rate, tuple(parts)),
             vote=GaussianSum("rho vote", TRAIN, unit, rate, (Part("vote", VOTE_BOUND, auxiliary),)),
+            query=GaussianSum(
+                "personal gradient", TRAIN, unit, rate, (Part("gradient", bound, gradient),)
+            ),
             size=GaussianSum(
-                "region size",
+                "region size and labels" if labels else "region size",
                 TRAIN,
                 unit,
                 1.0,
-                (Part("size", 1.0, 0.0 if off else config.size_noise_multiplier),),
+                tuple(profile),
             ),
             # An example counts once, with two scores in [0, 1]: norm at most sqrt(3).
             scores=GaussianSum(
@@ -111,8 +149,10 @@ def plan_privacy(config: Config, *, sketch: bool, votes: bool) -> PrivacyPlan:
             ),
             votes=votes,
             sketch_size=config.sketch_size if sketch else 0,
+            queries=queries,
+            labels=labels,
             budgets={
-                TRAIN: float("inf") if off else config.target_epsilon,
+                TRAIN: float("inf") if off else budget,
                 HELD_OUT: config.evaluation_epsilon
                 if config.evaluation_privacy == "noised"
                 else float("inf"),
@@ -123,17 +163,72 @@ def plan_privacy(config: Config, *, sketch: bool, votes: bool) -> PrivacyPlan:
         plan = mechanisms(z, 1.0)
         releases: list[Release] = [_release(plan.update)] * config.rounds
         releases += [_release(plan.vote)] * vote_count + [_release(plan.size)]
+        releases += [_release(plan.query)] * query_count
         return epsilon(count_releases(releases), config.delta)
 
     def scores_epsilon(z: float) -> float:
         return epsilon(count_releases([(z, 1.0)] * score_count), config.delta)
 
     z = z_scores = 0.0
-    if config.privacy_mode == "dp":
-        z = _least_noise(training_epsilon, config.target_epsilon, "target-epsilon")
+    budget = config.target_epsilon
+    if not off and config.noise_multiplier > 0.0:
+        z = config.noise_multiplier
+        budget = training_epsilon(z)
+    elif not off:
+        z = _least_noise(training_epsilon, budget, "target-epsilon")
     if config.evaluation_privacy == "noised" and score_count:
         z_scores = _least_noise(scores_epsilon, config.evaluation_epsilon, "evaluation-epsilon")
-    return mechanisms(z, z_scores)
+    return mechanisms(z, z_scores, budget)
+
+
+@dataclass(frozen=True)
+class RegionEpsilon:
+    """What the updates and gradients of a region-mean release say of the region as a whole.
+
+    Attributes
+    ----------
+    present : float
+        Epsilon of whether the region took part at all (add or remove: sensitivity C).
+    replaced : float
+        Epsilon of which data it has (replaced by any other: sensitivity 2 C).
+    """
+
+    present: float
+    replaced: float
+
+
+def region_epsilon(config: Config, plan: PrivacyPlan, rounds: int) -> RegionEpsilon:
+    """Return the region-level epsilon of the first rounds' updates and personal gradients alone.
+
+    Every region is in every round, so that nothing is amplified. Loss, size, votes and scores
+    are bounded per example and promise a region nothing.
+    """
+    steps = sum(personalises(config, r) for r in range(1, rounds + 1))
+    count = rounds + plan.queries * steps
+    z = plan.query.parts[0].noise_std / config.clip_norm
+    both = (epsilon(count_releases([(z_, 1.0)] * count), config.delta) for z_ in (z, z / 2.0))
+    return RegionEpsilon(*both)
+
+
+def predicted_noise(config: Config, plan: PrivacyPlan, *, regions: int, examples: float) -> float:
+    """Return the std that noise will have put on each weight of the global model at the end.
+
+    ``min(s tau sqrt(T / R), limit)``: T steps of size s along the mean of R updates with noise of
+    std tau on each coordinate, where steps are cut to the noise limit.
+
+    Parameters
+    ----------
+    config : Config
+    plan : PrivacyPlan
+    regions : int
+        R.
+    examples : float
+        Expected examples of a region.
+    """
+    batch = 1.0 if config.clipping == "region-mean" else config.sampling_rate * examples
+    tau = plan.update.parts[0].noise_std / batch
+    predicted: float = config.server_lr * tau * math.sqrt(config.rounds / regions)
+    return min(predicted, config.noise_limit)
 
 
 def damping(step: float, noise_std: float, rounds: int, limit: float) -> float:

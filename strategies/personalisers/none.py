@@ -3,7 +3,7 @@
 import torch
 
 from regionfed.config import Config
-from regionfed.personaliser import Proposal, Released
+from regionfed.personaliser import Proposal, Query, Released
 
 
 class NoPersonaliser:
@@ -11,12 +11,16 @@ class NoPersonaliser:
 
     measures_conflict = False
     searches_rho = False
+    accumulates = False
+    queries = 0
+    compares_labels = False
 
     def __init__(self, config: Config) -> None:
         del config
 
-    def propose(self, released: Released) -> Proposal:
+    def propose(self, released: Released, query: Query) -> Proposal:
         """Return no direction."""
+        del query
         return Proposal(
             direction=torch.zeros_like(released.theta),
             strategy="none",

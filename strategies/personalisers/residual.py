@@ -1,7 +1,7 @@
 """The accumulated residual: what the world's gradient leaves out of a region's, summed up."""
 
 from regionfed.config import Config
-from regionfed.personaliser import Proposal, Released
+from regionfed.personaliser import Proposal, Query, Released
 from regionfed.privacy.plan import damping
 
 
@@ -18,12 +18,16 @@ class Residual:
 
     measures_conflict = True
     searches_rho = True
+    accumulates = True
+    queries = 0
+    compares_labels = False
 
     def __init__(self, config: Config) -> None:
         self._config = config
 
-    def propose(self, released: Released) -> Proposal:
+    def propose(self, released: Released, query: Query) -> Proposal:
         """Descend along this round's residual."""
+        del query
         config = self._config
         step = config.residual_step * damping(
             config.residual_step, released.noise_std, config.rounds, config.noise_limit

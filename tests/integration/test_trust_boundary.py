@@ -50,6 +50,7 @@ class Inside:
     """What stays in a region: its devices' replies, and its direction after each round."""
 
     replies: list[tuple[str, Any]] = field(default_factory=list)
+    updates: list[GradientReply] = field(default_factory=list)  # those that make a round's update
     states: list[RegionState] = field(default_factory=list)
 
     def of(self, kind: type) -> list[Any]:
@@ -111,10 +112,14 @@ def overhear(config: Config, folder: Path, patch: pytest.MonkeyPatch) -> Overhea
         def send_and_receive(
             self, messages: Iterable[Message], *, timeout: float | None = None
         ) -> Iterator[Message]:
+            messages = list(messages)
+            query = part(messages[0].content, "config").get("query", 0)
             for reply in super().send_and_receive(messages, timeout=timeout):
                 kind = DEVICE_REPLIES[reply.metadata.message_type]
                 found = decode(kind, own_copy(reply.content), {})
                 inside[self.region].replies.append((reply.metadata.message_type, found))
+                if isinstance(found, GradientReply) and not query:
+                    inside[self.region].updates.append(found)
                 yield reply
 
     save = StateFolder.save
@@ -142,18 +147,23 @@ def overhear(config: Config, folder: Path, patch: pytest.MonkeyPatch) -> Overhea
         federation.theta,
         tasks=federation.tasks,
         layout=federation.layout.fingerprint,
+        labels=federation.plan.labels,
     )
     return Overheard(config, federation, run, grid.sent, grid.received, inside)
 
 
-@pytest.fixture(scope="module")
-def heard(t5_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Overheard:
-    """Two overheard rounds: every phase in both of them."""
+@pytest.fixture(scope="module", params=["residual", "dynamic"])
+def heard(
+    request: pytest.FixtureRequest, t5_folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Overheard:
+    """Two overheard rounds: every phase in both of them; with further gradients for `dynamic`."""
     config = tiny_config(
         model=str(t5_folder),
         rounds=ROUNDS,
         examples_per_client=24,
         size_noise_multiplier=5.0,
+        personaliser=request.param,
+        size_threshold=0.0,  # every region is large enough for Interp, or it is Meta's
         rho_every=1,
         rho_evaluations=2,
         evaluate_every=1,
@@ -172,8 +182,11 @@ def test_the_run_was_whole(heard: Overheard) -> None:
     for region in heard.inside.values():
         devices = 2
         assert len(region.of(ProfileReply)) == devices
-        for kind in (GradientReply, LossReply, ScoreReply):
+        for kind in (LossReply, ScoreReply):
             assert len(region.of(kind)) == devices * ROUNDS
+        assert len(region.updates) == devices * ROUNDS
+        further = len(region.of(GradientReply)) - len(region.updates)
+        assert (further > 0) == (heard.config.personaliser == "dynamic")
         assert any(bool(r.total.any()) for r in region.of(GradientReply))
         assert bool(region.states[-1].direction.any())
 
@@ -274,7 +287,7 @@ def test_no_client_s_sum_ever_crosses(heard: Overheard) -> None:
 
 def unnoised_sums(inside: Inside) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Return per round the sums over devices of gradients and sketches."""
-    replies = inside.of(GradientReply)
+    replies = inside.updates
     rounds = [replies[i : i + 2] for i in range(0, len(replies), 2)]
     return [(sum(r.total for r in pair), sum(r.sketch for r in pair)) for pair in rounds]
 
@@ -343,7 +356,7 @@ def test_no_raw_number_of_a_device_or_region_crosses(heard: Overheard) -> None:
     secrets: list[float] = []
     for region in heard.inside.values():
         sizes = [float(r.examples) for r in region.of(ProfileReply)]
-        losses = [r.loss for r in region.of(GradientReply)]
+        losses = [r.loss for r in region.updates]
         votes = [v for r in region.of(LossReply) for v in r.differences]
         per_round = [sum(losses[i : i + 2]) for i in range(0, len(losses), 2)]
         means = [v / (heard.config.sampling_rate * sum(sizes)) for v in per_round]
@@ -351,6 +364,22 @@ def test_no_raw_number_of_a_device_or_region_crosses(heard: Overheard) -> None:
     for secret in secrets:
         if abs(secret) > 1e-6:
             assert not any(abs(c - secret) < 1e-6 * abs(secret) for c in crossed), secret
+
+
+def test_labels_cross_with_noise_only(heard: Overheard) -> None:
+    """As the region's sum, the same each round; not at all where nobody compares them."""
+    for node, name in heard.federation.regions.items():
+        replies = heard.inside[name].of(ProfileReply)
+        true = [sum(counts) for counts in zip(*(r.histogram for r in replies), strict=True)]
+        crossed = [
+            decode(RegionUpdate, m.content, {}).histogram
+            for m in heard.received
+            if m.metadata.src_node_id == node and m.metadata.message_type == "train"
+        ]
+        assert len(crossed) == ROUNDS and all(found == crossed[0] for found in crossed)
+        assert len(crossed[0]) == len(true) == heard.federation.plan.labels
+        assert all(abs(a - b) > 1e-4 for a, b in zip(crossed[0], true, strict=True))
+        assert (sum(true) > 0) == (heard.config.personaliser == "dynamic")
 
 
 def test_scores_cross_with_noise_only(heard: Overheard) -> None:

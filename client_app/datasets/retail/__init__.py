@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from functools import lru_cache
 
-from client_app.datasets.dataset import ClientData, DataConfig
+from client_app.datasets.dataset import ClientData, DataConfig, Example
 from client_app.datasets.retail.generator import (
     REGIONAL_SHARE,
     TASKS,
@@ -13,7 +13,7 @@ from client_app.datasets.retail.generator import (
     public_examples,
 )
 from client_app.datasets.retail.generator import region_blind_ceiling as _blind_ceiling
-from client_app.datasets.retail.lexicon import REGIONS
+from client_app.datasets.retail.lexicon import INTENTS, REGIONS
 from regionfed.errors import DataError
 from regionfed.registry import nearest
 
@@ -42,6 +42,15 @@ class RetailDataset:
     def tasks(self) -> tuple[str, ...]:
         """Names of the tasks."""
         return TASKS
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The departments that an intent query may belong to."""
+        return INTENTS
+
+    def label(self, example: Example) -> str | None:
+        """Return the department of an intent query."""
+        return example.target if example.task == "intent" else None
 
     def clients(self, region: str) -> int:
         """Return the number of devices of a region."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.optimize import golden
+from scipy.optimize import golden, minimize_scalar
 
 from region_app.rho import best_rho, bracket, golden_section, possible_points
 
@@ -128,3 +128,50 @@ def test_the_search_is_deterministic() -> None:
     points = possible_points(0.0, 2.0, 6)
     values = [math.sin(5.0 * x) for x in points]
     assert len({best_rho(points, values, 0.0, 2.0, 6) for _ in range(5)}) == 1
+
+
+def counted(value: Callable[[float], float]) -> tuple[Callable[[float], float], list[float]]:
+    seen: list[float] = []
+
+    def counting(x: float) -> float:
+        seen.append(x)
+        return value(x)
+
+    return counting, seen
+
+
+@pytest.mark.parametrize("tolerance", [0.1, 0.01, 1e-3])
+@pytest.mark.parametrize("minimum", [0.5, 0.9, 1.3])
+def test_it_reaches_a_tolerance_with_no_more_evaluations_than_scipy(
+    minimum: float, tolerance: float
+) -> None:
+    """k - 1 = log(tolerance / width) / log(0.618), one more than Fibonacci's optimum at most."""
+    low, high = 0.0, 2.0
+    k = 1 + math.ceil(math.log(tolerance / (high - low)) / math.log(GOLDEN))
+    ours, seen = counted(valley(minimum, 1.0, 2.0, 2.0))
+    best = min(golden_section(ours, low, high, k), key=lambda pair: pair[1])[0]
+    assert abs(best - minimum) <= tolerance and len(seen) == k
+    theirs, theirs_seen = counted(valley(minimum, 1.0, 2.0, 2.0))
+    # scipy's tolerance is relative to the points themselves.
+    found = minimize_scalar(
+        theirs,
+        bracket=(low, high - GOLDEN * (high - low), high),
+        method="golden",
+        options={"xtol": tolerance / 2.0},
+    )
+    assert abs(found.x - minimum) <= 2.0 * tolerance
+    assert len(seen) <= len(theirs_seen)
+    # Fibonacci search of n evaluations leaves 1 / F(n + 1) of the interval; none does better.
+    fibonacci = [1, 1]
+    while fibonacci[-1] < (high - low) / tolerance:
+        fibonacci.append(sum(fibonacci[-2:]))
+    optimum = len(fibonacci) - 1
+    assert k <= optimum + 1
+
+
+def test_the_published_search_has_no_zero() -> None:
+    """Seven evaluations of a rising loss on [0, 1] end at 0.618^7 = 0.0344."""
+    points = possible_points(0.0, 1.0, 7)
+    pinned = best_rho(points, points, 0.0, 1.0, 7, zero=False)
+    assert pinned == min(points) == pytest.approx(GOLDEN**7)
+    assert best_rho(points, points, 0.0, 1.0, 7) == 0.0

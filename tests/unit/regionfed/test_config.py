@@ -1,14 +1,14 @@
 """Settings are validated once, in one place, and each error says what to type."""
 
 import math
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regionfed.config import Config, key_of
+from regionfed.config import PROFILES, Config, key_of
 from regionfed.errors import ConfigurationError
 
 FLOATS = [key_of(f) for f in fields(Config) if isinstance(f.default, float)]
@@ -150,3 +150,50 @@ def test_a_configuration_written_down_is_read_back_equal(flat: dict[str, Any]) -
     """A resumed run has the settings of the first."""
     config = Config.from_run_config(flat)
     assert Config.from_run_config(config.to_run_config()) == config
+
+
+# ------------------------------------------------------------------------------------- profiles
+def test_the_paper_s_profile_is_the_published_settings() -> None:
+    """C = 1, sigma = 4, T = 50, q = 0.1, a_min = 0.5, their signs, search and mechanism."""
+    paper = Config.from_run_config({"profile": "paper"})
+    assert (paper.clip_norm, paper.noise_multiplier, paper.rounds) == (1.0, 4.0, 50)
+    assert (paper.sampling_rate, paper.alpha_min) == (0.1, 0.5)
+    assert (paper.sign, paper.rho_search, paper.clipping) == (
+        "published",
+        "published",
+        "region-mean",
+    )
+    assert (paper.rho_high, paper.rho_evaluations, paper.conflict) == (1.0, 7, "raw")
+
+
+def test_a_setting_of_one_s_own_wins_over_the_profile() -> None:
+    """Also when Flower hands over all the others with their practical defaults."""
+    given = {
+        **Config().to_run_config(),
+        "profile": "paper",
+        "clip-norm": 0.7,
+        "personaliser": "grad",
+    }
+    config = Config.from_run_config(given)
+    assert (config.clip_norm, config.personaliser) == (0.7, "grad")
+    assert (config.rounds, config.noise_multiplier) == (50, 4.0)
+    assert Config.from_run_config(config.to_run_config()) == config
+
+
+def test_the_practical_profile_changes_nothing() -> None:
+    assert Config.from_run_config({"profile": "practical"}) == Config()
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_what_a_profile_sets_keeps_the_rules(profile: str) -> None:
+    """Its values are ones that a person might have given."""
+    overlay = PROFILES[profile]
+    known = {f.name: key_of(f) for f in fields(Config)}
+    given = {known[name]: value for name, value in overlay.items()}
+    assert Config.from_run_config(given) == replace(Config(), **overlay)
+
+
+def test_a_clipped_mean_releases_no_sketch() -> None:
+    """Nothing bounds what one example adds to it."""
+    with pytest.raises(ConfigurationError, match="conflict='raw' or 'debiased'"):
+        Config.from_run_config({"clipping": "region-mean"})

@@ -16,7 +16,10 @@ from regionfed.privacy.plan import (
     TRAIN,
     PrivacyPlan,
     evaluates,
+    personalises,
     plan_privacy,
+    predicted_noise,
+    region_epsilon,
     searches_rho,
 )
 from tests.conftest import tiny_config
@@ -34,6 +37,8 @@ def spent(plan: PrivacyPlan, config: Config, *, votes: bool = True) -> dict[str,
         used.append(plan.update)
         if votes and searches_rho(config, round_):
             used.append(plan.vote)
+        if personalises(config, round_):
+            used += [plan.query] * plan.queries
         if evaluates(config, round_):
             used.append(plan.scores)
     for mechanism in used:
@@ -133,3 +138,80 @@ def test_rounds_that_search_and_evaluate() -> None:
     assert [r for r in rounds if evaluates(config, r)] == [3, 6, 7]
     never = replace(config, rho_every=0, evaluation_privacy="off")
     assert not any(searches_rho(never, r) or evaluates(never, r) for r in rounds)
+
+
+# -------------------------------------------------------------------------------- extra gradients
+@pytest.mark.parametrize("queries", [1, 3])
+@pytest.mark.parametrize("labels", [0, 8])
+def test_extra_gradients_and_labels_are_planned_for(queries: int, labels: int) -> None:
+    """The whole run spends its target; the noise on an update is what pays."""
+    config = config_of(size_noise_multiplier=50.0)
+    plan = plan_privacy(config, sketch=True, votes=True, queries=queries, labels=labels)
+    assert 0.98 * config.target_epsilon <= spent(plan, config)[TRAIN] <= config.target_epsilon
+    bare = plan_privacy(config, sketch=True, votes=True)
+    assert plan.update.noise_multiplier > bare.update.noise_multiplier
+    assert plan.query.noise_multiplier == plan.update.parts[0].noise_multiplier
+    parts = {part.name for part in plan.size.parts}
+    assert parts == ({"size", "labels"} if labels else {"size"})
+    assert (plan.queries, plan.labels) == (queries, labels)
+
+
+def test_theta_r_is_needed_where_rho_is_searched_at_evaluations_and_at_the_end() -> None:
+    """The last round too where nothing is evaluated."""
+    config = config_of(rounds=10, rho_every=4, evaluate_every=3)
+    assert [r for r in range(1, 11) if personalises(config, r)] == [3, 4, 6, 8, 9, 10]
+    silent = replace(config, rho_every=0, evaluation_privacy="off")
+    assert [r for r in range(1, 11) if personalises(silent, r)] == [10]
+
+
+# -------------------------------------------------------------------------- noise that is set
+def published(**settings: Any) -> Config:
+    base = {"profile": "paper", "size-noise-multiplier": 1e4, "auxiliary-noise-ratio": 1e3}
+    return Config.from_run_config({**base, "evaluation-privacy": "panel", **settings})
+
+
+def test_noise_that_is_set_is_used_and_epsilon_follows() -> None:
+    """The budget is what the run will really spend, whatever the target says."""
+    config = config_of(noise_multiplier=2.0, target_epsilon=0.01)
+    plan = plan_privacy(config, sketch=True, votes=True, queries=1)
+    assert plan.update.parts[0].noise_std == 2.0 * config.clip_norm
+    assert plan.budgets[TRAIN] == spent(plan, config)[TRAIN] > config.target_epsilon
+
+
+def test_the_published_settings_have_the_epsilons_that_they_have() -> None:
+    """q = 0.1, T = 50, sigma = 4: 1.65 per example, 8.6 and 20.7 per region; not 0.60.
+
+    0.684 is what the same noise gives to whom is clipped by himself.
+    """
+    config = published()
+    plan = plan_privacy(config, sketch=False, votes=False)
+    assert plan.update.parts[0].bound == 2.0 and plan.update.parts[0].noise_std == 4.0
+    assert plan.budgets[TRAIN] == pytest.approx(1.65, abs=0.01)
+    region = region_epsilon(config, plan, config.rounds)
+    assert region.present == pytest.approx(8.6, abs=0.01)
+    assert region.replaced == pytest.approx(20.68, abs=0.01)
+    own = replace(config, clipping="example")
+    budgets = plan_privacy(own, sketch=False, votes=False).budgets
+    assert budgets[TRAIN] == pytest.approx(0.684, abs=0.002)
+
+
+def test_extra_gradients_count_for_the_region_too() -> None:
+    """Every gradient is one more look at the same region."""
+    config = published()
+    bare, more = (plan_privacy(config, sketch=False, votes=False, queries=q) for q in (0, 1))
+    assert region_epsilon(config, more, 50).present > region_epsilon(config, bare, 50).present
+
+
+def test_the_noise_on_each_weight_is_foreseen() -> None:
+    """s tau sqrt(T / R), cut to the limit; the clipped mean is not divided by a batch."""
+    config = published()
+    plan = plan_privacy(config, sketch=False, votes=False)
+    found = predicted_noise(config, plan, regions=8, examples=6000.0)
+    assert found == pytest.approx(1.0 * 4.0 * math.sqrt(50 / 8))
+    ours = config_of(noise_multiplier=1.0, server_lr=2.0, noise_limit=1.0, rounds=9)
+    plan = plan_privacy(ours, sketch=True, votes=True)
+    expected = 2.0 * (ours.clip_norm / (ours.sampling_rate * 100.0)) * 3.0
+    found = predicted_noise(ours, plan, regions=1, examples=100.0)
+    assert found == pytest.approx(expected)
+    limited = replace(ours, noise_limit=1e-3)
+    assert predicted_noise(limited, plan, regions=1, examples=100.0) == 1e-3
