@@ -56,6 +56,11 @@ class ScoreSums:
     counts: tuple[float, ...]
     sums: tuple[float, ...]
 
+    def means(self, tasks: Sequence[str]) -> dict[str, float | None]:
+        """Return the mean score of each task; None for one without examples."""
+        rows = zip(tasks, self.counts, self.sums, strict=True)
+        return {task: total / count if count else None for task, count, total in rows}
+
 
 def score_sums(
     task: Task, weights: Tensors, examples: Sequence[Example], tasks: Sequence[str]

@@ -20,6 +20,8 @@ from region_app.state import RegionState, StateFolder
 from regionfed.config import Config
 from regionfed.conflict import conflict, personalisation_weight
 from regionfed.contract import (
+    AdaptReply,
+    AdaptRequest,
     GradientReply,
     GradientRequest,
     LossReply,
@@ -43,7 +45,9 @@ from regionfed.privacy.plan import (
     TRAIN,
     VOTE_BOUND,
     PrivacyPlan,
+    adapts,
     evaluates,
+    score_columns,
     searches_rho,
 )
 from regionfed.randomness import derive_seed, randomness_source
@@ -165,7 +169,8 @@ class Coordinator:
         # A fixed denominator: the realised count would be a second, unaccounted release.
         batch = self._expected_batch(state)
         update = {name: total.div_(batch) for name, total in noised.items()}
-        facts = {"quarantined": self._refused}
+        # The noise is kept beside what it is on: whoever reads the update needs to know.
+        facts = {"quarantined": self._refused, "noise_std": self._noise_stds(state)["update"]}
         self._states.save_release("update", request.round, update, facts)
         return update, facts
 
@@ -204,7 +209,9 @@ class Coordinator:
         if self._personaliser.searches_rho and searches_rho(config, request.round):
             rho = self._search_rho(request, alpha * proposal.direction, before)
         state = RegionState(request.round, proposal.direction, rho, alpha, before.examples)
-        scores = [0.0] * (3 * len(self._tasks))
+        if adapts(config, request.round):
+            self._adapt(request, own["update"], state)
+        scores = [0.0] * (score_columns(config, request.round) * len(self._tasks))
         scored = evaluates(config, request.round)
         if scored:
             scores = self._score(request, state)
@@ -253,16 +260,36 @@ class Coordinator:
         released = self._release(self._plan.vote, {"vote": votes}, request.round)["vote"]
         return best_rho(points, released.tolist(), low, high, config.rho_evaluations)
 
+    def _adapt(self, request: RegionPersonalise, update: torch.Tensor, state: RegionState) -> None:
+        """Hand the region's model to the devices; what they make of it stays with them."""
+        config = self._config
+        asked = AdaptRequest(
+            round=request.round,
+            layout=request.layout,
+            steps=config.user_steps,
+            learning_rate=config.user_lr,
+            clip_norm=config.clip_norm,
+            alpha_min=config.alpha_min,
+            alpha_gain=config.alpha_gain,
+            update_noise_std=self._noise_stds(state)["update"],
+            personalised=request.theta + state.own_part(),
+            update=update,
+        )
+        done = sum(1 for _ in self._ask(asked, AdaptReply, {}))
+        log.info("region %s: %d of %d devices adapted", self._region, done, len(self._nodes))
+
     def _score(self, request: RegionPersonalise, state: RegionState) -> list[float]:
+        columns = score_columns(self._config, request.round)
         asked = ScoreRequest(
             round=request.round,
             layout=request.layout,
+            with_user=columns == 4,
             theta=request.theta,
             personalised=request.theta + state.own_part(),
         )
-        length = 3 * len(self._tasks)
+        length = columns * len(self._tasks)
         sums = torch.zeros(length)
-        for reply in self._ask(asked, ScoreReply, {"3*tasks": length}):
+        for reply in self._ask(asked, ScoreReply, {"columns*tasks": length}):
             sums += torch.tensor(reply.scores)
         released = self._release(self._plan.scores, {"scores": sums}, request.round)["scores"]
         return [float(v) for v in released]

@@ -82,6 +82,8 @@ class RegionRecord:
         Personaliser in use, and why this one; or why the region has no result.
     global_, personalised : TaskScores or None
         Scores of the two models, from the last evaluation that the region answered.
+    user : TaskScores or None
+        Scores of its users' own models, where a panel consented to that.
     """
 
     examples: int | None = None
@@ -92,6 +94,7 @@ class RegionRecord:
     reason: str | None = None
     global_: TaskScores | None = None
     personalised: TaskScores | None = None
+    user: TaskScores | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +117,8 @@ class RoundRecord:
         Spent since the start of the run; None without privacy.
     seconds : float
         Duration of this round.
+    user : Score or None
+        Of users' own models; None unless a panel consented to that, and before the last round.
     """
 
     round: int
@@ -126,6 +131,7 @@ class RoundRecord:
     regions: Mapping[str, RegionRecord] = field(default_factory=dict)
     epsilon: float | None = None
     seconds: float = 0.0
+    user: Score | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +200,8 @@ class Summary:
         Why, where and what to do; empty when it finished.
     rounds : int
         Rounds that were completed.
+    user : Score or None
+        Of users' own models; None where they stay on the devices.
     """
 
     status: Status
@@ -210,3 +218,4 @@ class Summary:
     failures: Sequence[Failure]
     seconds: float
     paths: Mapping[str, str]
+    user: Score | None = None

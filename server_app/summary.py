@@ -9,13 +9,21 @@ import regionfed
 from regionfed.config import Config
 from regionfed.privacy.accountant import ACCOUNTANT, NEIGHBOURING, count_releases, epsilon
 from regionfed.privacy.mechanism import GaussianSum
-from regionfed.privacy.plan import HELD_OUT, TRAIN, PrivacyPlan, evaluates, searches_rho
+from regionfed.privacy.plan import (
+    HELD_OUT,
+    TRAIN,
+    PrivacyPlan,
+    evaluates,
+    score_columns,
+    searches_rho,
+)
 from regionfed.records import (
     EvaluationSummary,
     Failure,
     PrivacySummary,
     RegionRecord,
     RoundRecord,
+    Score,
     Status,
     Summary,
     mean_and_rrs,
@@ -60,6 +68,7 @@ def summarise(
             "summary": str(folder.summary),
             "metrics": str(folder.metrics),
         },
+        user=_user(regions),
     )
 
 
@@ -103,6 +112,11 @@ def _means(regions: Mapping[str, RegionRecord], which: str) -> dict[str, float |
     return {name: tasks["mean"] if tasks else None for name, tasks in scores.items()}
 
 
+def _user(regions: Mapping[str, RegionRecord]) -> Score | None:
+    score = mean_and_rrs(_means(regions, "user"))
+    return score if score.mean is not None else None
+
+
 def _privacy(config: Config, plan: PrivacyPlan, rounds: int, spent: float | None) -> PrivacySummary:
     if config.privacy_mode == "none":
         return PrivacySummary(
@@ -127,10 +141,19 @@ def _privacy(config: Config, plan: PrivacyPlan, rounds: int, spent: float | None
         statement=(
             f"({spent or 0.0:.3f}, {config.delta:g})-DP for each training example against everyone "
             f"outside of its region's coordinator; {NEIGHBOURING}; {sampling}; accountant "
-            f"{ACCOUNTANT}."
+            f"{ACCOUNTANT}.{_panel_exception(config)}"
         ),
         target_epsilon=config.target_epsilon,
         noise_seeded=config.noise_seed >= 0,
+    )
+
+
+def _panel_exception(config: Config) -> str:
+    if score_columns(config, config.rounds) == 3:
+        return ""
+    return (
+        " Not covered: the scores of the panel's own models, which are exact and depend on its "
+        "members' training examples."
     )
 
 

@@ -13,6 +13,7 @@ from scipy import stats
 from region_app.state import StateFolder
 from regionfed.config import Config
 from regionfed.contract import (
+    AdaptRequest,
     GradientReply,
     GradientRequest,
     LossReply,
@@ -434,6 +435,55 @@ def test_scores_are_summed_over_devices_when_it_is_time(tmp_path: Path) -> None:
     assert torch.equal(asked[0].theta, THETA)
     coordinator.train(train_request(THETA, 3))
     assert torch.equal(asked[0].personalised, scripts[0].asked[-1].point)
+
+
+def test_devices_adapt_once_on_the_last_round(tmp_path: Path) -> None:
+    """To the region's model and what the region released; nothing more is charged for it."""
+    config = tiny_config(rounds=2, user_steps=3, user_lr=0.5, rho_every=0)
+    scripts = [steady(ones(100.0)), steady(ones(50.0))]
+    coordinator = coordinator_of(tmp_path, scripts, config)
+    for round_ in (1, 2):
+        update = coordinator.train(train_request(THETA, round_))
+        coordinator.personalise(personalise_request(THETA, ones(0.0), round_))
+    charged = ledger_of(tmp_path)
+    for script in scripts:
+        (asked,) = [r for r in script.asked if isinstance(r, AdaptRequest)]
+        assert (asked.round, asked.steps, asked.learning_rate) == (2, 3, 0.5)
+        assert (asked.clip_norm, asked.alpha_min) == (config.clip_norm, config.alpha_min)
+        assert torch.equal(asked.update, update.update)
+        assert asked.update_noise_std == update.update_noise_std > 0.0
+        (scored,) = [r for r in script.asked if isinstance(r, ScoreRequest)]
+        assert torch.equal(asked.personalised, scored.personalised) and not scored.with_user
+        assert not torch.equal(asked.personalised, THETA)
+    assert {e["release"] for e in charged} == {
+        "region size",
+        "update+loss+sketch",
+        "held-out scores",
+    }
+
+
+def test_a_device_that_cannot_adapt_costs_nobody_else(tmp_path: Path) -> None:
+    """The round goes on; a custom ClientApp need not answer."""
+    config = tiny_config(rounds=1, user_steps=3)
+    scripts = [steady(ones(100.0), adapt=crash), steady(ones(100.0))]
+    coordinator = coordinator_of(tmp_path, scripts, config)
+    coordinator.train(train_request(THETA))
+    assert coordinator.personalise(personalise_request(THETA, ones(0.0))).scored
+
+
+def test_a_panel_s_user_scores_are_the_fourth_column(tmp_path: Path) -> None:
+    """Asked for where the settings say that the panel consented; on the last round only."""
+    config = tiny_config(rounds=2, user_steps=1, user_scores="panel", evaluate_every=1)
+
+    def answer(request: ScoreRequest) -> ScoreReply:
+        return ScoreReply([10.0, 5.0, 6.0, 7.0][: 4 if request.with_user else 3])
+
+    coordinator = coordinator_of(tmp_path, [steady(ones(), metrics=answer)] * 2, config)
+    found = []
+    for round_ in (1, 2):
+        coordinator.train(train_request(THETA, round_))
+        found.append(coordinator.personalise(personalise_request(THETA, ones(0.0), round_)).scores)
+    assert found == [[20.0, 10.0, 12.0], [20.0, 10.0, 12.0, 14.0]]
 
 
 def test_noised_scores_are_charged_to_the_held_out_budget(tmp_path: Path) -> None:

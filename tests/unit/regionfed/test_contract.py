@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 
 from regionfed.contract import (
     EXCHANGES,
+    AdaptReply,
+    AdaptRequest,
     GradientReply,
     GradientRequest,
     LossReply,
@@ -34,7 +36,7 @@ from regionfed.errors import ContractError
 from tests.conftest import part
 
 P, K = 5, 3
-LENGTHS = {"p": P, "k": K, "3*tasks": 6, "steps": 4}
+LENGTHS = {"p": P, "k": K, "columns*tasks": 6, "steps": 4}
 MODEL = torch.linspace(-1.0, 1.0, P)
 SKETCH = torch.linspace(-2.0, 2.0, K)
 
@@ -45,9 +47,11 @@ MESSAGES: list[Any] = [
     RegionScores("North", "residual", "why", True, 1.0, 0.75, 2.0, 3.0, 4.0, [1.0] * 6),
     GradientRequest(3, "layout", 0.5, 1.0, 8.0, 2**62, K, MODEL),
     GradientReply(MODEL, SKETCH, 2.5),
+    AdaptRequest(3, "layout", 8, 0.001, 0.5, 0.5, 1.0, 0.25, MODEL, MODEL + 1.0),
+    AdaptReply(),
     LossRequest(3, "layout", 0.5, 1.0, [0.5, 1.0, 1.5, 2.0], MODEL, MODEL - 1.0),
     LossReply([0.5, -0.5, 0.0, 1.0]),
-    ScoreRequest(3, "layout", MODEL, MODEL + 0.5),
+    ScoreRequest(3, "layout", True, MODEL, MODEL + 0.5),
     ScoreReply([1.0, 0.5, 0.25, 2.0, 0.0, 1.0]),
     ProfileRequest("layout"),
     ProfileReply(600),
