@@ -18,7 +18,7 @@ from regionfed.privacy.plan import LOSS_CAP
 from regionfed.randomness import derive_seed
 from regionfed.vector import Layout
 
-BATCH = 64
+BATCH = 32
 # Enough for a conflict well above what chance alone gives; a device's time is short.
 CONFLICT_EXAMPLES = 128
 

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import nn
@@ -39,6 +40,28 @@ class Task(Protocol):
 
     def scores(self, weights: Tensors, examples: Sequence[Example]) -> list[float]:
         """Return each example's score in [0, 1]."""
+        ...
+
+
+@runtime_checkable
+class Answers(Protocol):
+    """What a task can do besides, if queries are to be answered with it."""
+
+    def answers(self, weights: Tensors, examples: Sequence[Example]) -> list[str]:
+        """Return the model's answers; the examples' targets are not looked at."""
+        ...
+
+
+@runtime_checkable
+class Saves(Protocol):
+    """What a task can do besides, if its model is to be used elsewhere."""
+
+    def save(self, weights: Tensors, folder: Path) -> None:
+        """Write the model with these weights as a folder that others can load."""
+        ...
+
+    def usage(self, task: str) -> str:
+        """Return Python code that loads such a folder, named by `folder`, and answers a query."""
         ...
 
 

@@ -131,7 +131,7 @@ class Config:
         high=10_000,
     )
     user_lr: float = setting(
-        1e-3, "step of AdamW for the user's own part", low=0.0, open_low=True, high=1.0
+        2e-3, "step of AdamW for the user's own part", low=0.0, open_low=True, high=1.0
     )
     user_scores: str = setting(
         "device",
