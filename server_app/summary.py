@@ -112,6 +112,14 @@ def _means(regions: Mapping[str, RegionRecord], which: str) -> dict[str, float |
     return {name: tasks["mean"] if tasks else None for name, tasks in scores.items()}
 
 
+def _users_statement(config: Config) -> str:
+    if not config.user_steps:
+        return ""
+    if score_columns(config, config.rounds) == 3:
+        return " Each device scores its user's own model for its user alone."
+    return " The panel consented to exact scores of its members' own models too."
+
+
 def _user(regions: Mapping[str, RegionRecord]) -> Score | None:
     score = mean_and_rrs(_means(regions, "user"))
     return score if score.mean is not None else None
@@ -188,6 +196,7 @@ def _event_row(mechanism: GaussianSum, count: int, to: str) -> dict[str, object]
 
 
 def _evaluation(config: Config, plan: PrivacyPlan, rounds: int) -> EvaluationSummary:
+    users = _users_statement(config)
     release = cast(Literal["noised", "panel", "off"], config.evaluation_privacy)
     if release != "noised":
         statements = {
@@ -195,7 +204,7 @@ def _evaluation(config: Config, plan: PrivacyPlan, rounds: int) -> EvaluationSum
             "to that; they are nobody's training data.",
             "off": "No score left a region.",
         }
-        return EvaluationSummary(release, statement=statements[release])
+        return EvaluationSummary(release, statement=statements[release] + users)
     count = sum(evaluates(config, r) for r in range(1, rounds + 1))
     mechanism = plan.scores
     releases = [(mechanism.noise_multiplier, mechanism.sampling_rate)] * count
@@ -206,6 +215,6 @@ def _evaluation(config: Config, plan: PrivacyPlan, rounds: int) -> EvaluationSum
         statement=(
             f"Sums over held-out examples were noised (noise multiplier "
             f"{mechanism.noise_multiplier:.3g}). No example is both in {TRAIN} and {HELD_OUT} "
-            f"data, so this epsilon does not add to the other."
+            f"data, so this epsilon does not add to the other.{users}"
         ),
     )
