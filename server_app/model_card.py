@@ -43,7 +43,10 @@ def model_card(facts: Json, usage: str) -> str:
         if whole
         else f" with alpha_r = {number(facts['alpha'])} and rho = {number(facts['rho'])}"
     )
-    examples = "" if facts["examples"] is None else f", about {facts['examples']:,} examples here"
+    examples = ""
+    if facts["examples"] is not None:
+        noised = " (its size as released, with noise)" if config.privacy_mode != "none" else ""
+        examples = f"; this region has {facts['examples']:,} examples{noised}"
     parts = [
         _FRONT,
         f"# RegionFed: {title}",
@@ -56,8 +59,7 @@ def model_card(facts: Json, usage: str) -> str:
         *_privacy(facts["privacy"] or {}),
         "## Data",
         f"Dataset `{config.dataset}`: {config.regions} regions of {config.clients_per_region} "
-        f"devices{examples} (the size is as it was released, with noise). No example left its "
-        f"device.",
+        f"devices{examples}. No example left its device.",
         "## Scores",
         *_table(facts, whole),
         "## How it was made",
