@@ -39,6 +39,7 @@ def settings_of(t5_folder: Path, runs: Path) -> Config:
         size_noise_multiplier=5.0,
         rho_every=0,
         user_steps=2,
+        user_scores="panel",
     )
 
 
@@ -142,6 +143,16 @@ def test_the_page_says_what_the_summary_says(run: Path, tmp_path: Path) -> None:
         assert f"| {task_name} | {before:.1f} | {after:.1f} |" in page
     facts = json.loads((out / "regionfed.json").read_text(encoding="utf-8"))
     assert facts["privacy"] == summary["privacy"] and facts["region"] == "UK"
+
+
+def test_the_summary_tells_of_users_and_what_does_not_cover_them(run: Path) -> None:
+    """Mean and worst region of the panel's own models; epsilon does not hold for those scores."""
+    summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
+    means = {name: record["user"]["mean"] for name, record in summary["regions"].items()}
+    assert summary["user"]["mean"] == pytest.approx(sum(means.values()) / len(means))
+    assert summary["user"]["rrs"] == min(means.values())
+    assert "Not covered: the scores of the panel's own models" in summary["privacy"]["statement"]
+    assert "own models too" in summary["evaluation"]["statement"]
 
 
 def test_a_folder_with_files_is_not_written_into_unless_forced(
