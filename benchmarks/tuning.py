@@ -16,7 +16,7 @@ from pathlib import Path
 from benchmarks.default import SETTINGS, Row, measure
 from regionfed.durable import write_atomic
 
-Setting = dict[str, str | float]
+Setting = dict[str, float]
 
 GRIDS: dict[str, list[Setting]] = {
     "residual": [

@@ -1,16 +1,19 @@
 """The device's ClientApp: it answers the coordinator's messages about its own examples.
 
 What leaves the device: clipped sums, summed loss differences, summed scores, a count. They go
-to the region's coordinator only. Examples, and whatever is made of a single one, stay here.
+to the region's coordinator only. Examples, and whatever is made of a single one, stay here, and so
+does the user's own model.
 """
 
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+import torch
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
+from client_app.adapt import RegionModel, Settings, adapt_user
 from client_app.datasets.dataset import (
     DATASETS,
     ClientData,
@@ -21,10 +24,20 @@ from client_app.datasets.dataset import (
 )
 from client_app.datasets.validation import ValidationDataset
 from client_app.gradients import clipped_sums, loss_differences
-from client_app.identity import Identity, identity_of
-from client_app.task import TASKS, Task, score_sums
+from client_app.identity import Identity, identity_of, state_folder
+from client_app.task import TASKS, ScoreSums, Task, score_sums
+from client_app.user import (
+    MODEL,
+    UserModel,
+    fingerprint,
+    load_user,
+    save_facts,
+    save_user,
+)
 from regionfed.config import Config
 from regionfed.contract import (
+    AdaptReply,
+    AdaptRequest,
     GradientReply,
     GradientRequest,
     LossReply,
@@ -37,7 +50,8 @@ from regionfed.contract import (
     encode,
 )
 from regionfed.errors import ContractError
-from regionfed.randomness import randomness_source
+from regionfed.randomness import derive_seed, randomness_source
+from regionfed.records import with_mean
 from regionfed.sketch import sketch_signs
 from regionfed.vector import Layout
 
@@ -106,6 +120,12 @@ class Device:
         drawn = coins.bernoulli(rate, len(self.data.train))
         return [e for e, taken in zip(self.data.train, drawn, strict=True) if taken]
 
+    def scores(self, vector: torch.Tensor) -> ScoreSums:
+        """Score a model (p,) on the held-out examples."""
+        bench = self.bench
+        weights = bench.layout.tensors(vector)
+        return score_sums(bench.task, weights, self.data.test, bench.dataset.tasks)
+
     def same_layout(self, layout: str) -> None:
         """Refuse a vector that was flattened in another layout."""
         if layout != self.bench.layout.fingerprint:
@@ -141,6 +161,34 @@ def gradient(message: Message, context: Context) -> Message:
     return _reply(message, GradientReply(sums.total, sums.sketch, sums.loss))
 
 
+@app.train("adapt")
+def adapt(message: Message, context: Context) -> Message:
+    """Answer `AdaptRequest`: the user's model goes to the device's own folder, nowhere else."""
+    device = Device.of(context)
+    bench = device.bench
+    request = decode(AdaptRequest, message.content, {"p": bench.layout.size})
+    device.same_layout(request.layout)
+    who = device.identity
+    own = adapt_user(
+        bench.task,
+        bench.layout,
+        RegionModel(request.personalised, request.update, request.update_noise_std),
+        device.data.train,
+        Settings(
+            steps=request.steps,
+            learning_rate=request.learning_rate,
+            clip_norm=request.clip_norm,
+            alpha_min=request.alpha_min,
+            alpha_gain=request.alpha_gain,
+            microbatch=bench.config.microbatch,
+            seed=derive_seed(bench.config.seed, request.round, who.region, who.index),
+        ),
+    )
+    base = fingerprint(request.personalised)
+    save_user(state_folder(context), UserModel(own, who.region, request.layout, base))
+    return _reply(message, AdaptReply())
+
+
 @app.evaluate("loss")
 def loss(message: Message, context: Context) -> Message:
     """Answer `LossRequest`."""
@@ -168,14 +216,44 @@ def metrics(message: Message, context: Context) -> Message:
     bench = device.bench
     request = decode(ScoreRequest, message.content, {"p": bench.layout.size})
     device.same_layout(request.layout)
-    columns: list[tuple[float, ...]] = []
-    for vector in (request.theta, request.personalised):
-        sums = score_sums(
-            bench.task, bench.layout.tensors(vector), device.data.test, bench.dataset.tasks
+    if request.with_user and bench.config.user_scores != "panel":
+        raise ContractError(
+            "scores of the user's own model do not leave this device: user-scores='device'."
         )
-        columns = columns or [sums.counts]
-        columns.append(sums.sums)
+    global_, personalised = (
+        device.scores(vector) for vector in (request.theta, request.personalised)
+    )
+    user = _own_scores(device, state_folder(context), request, (global_, personalised))
+    columns = [global_.counts, global_.sums, personalised.sums]
+    if request.with_user:
+        # Whoever has no model of its own uses the region's.
+        columns.append((user or personalised).sums)
     return _reply(message, ScoreReply([v for row in zip(*columns, strict=True) for v in row]))
+
+
+def _own_scores(
+    device: Device, folder: Path, request: ScoreRequest, others: tuple[ScoreSums, ScoreSums]
+) -> ScoreSums | None:
+    """Score the user's own model, if it belongs to this one of the region; tell the user of it."""
+    if not (folder / MODEL).is_file():
+        return None
+    user = load_user(folder)
+    if not user.belongs_to(request.personalised):
+        return None
+    own = device.scores(user.on(request.personalised))
+    tasks = device.bench.dataset.tasks
+    models = zip(("global", "personalised", "user"), (*others, own), strict=True)
+    save_facts(
+        folder,
+        {
+            "region": user.region,
+            "round": request.round,
+            "alpha": user.own.alpha,
+            "conflict": user.own.conflict,
+            "scores": {name: with_mean(sums.means(tasks)) for name, sums in models},
+        },
+    )
+    return own
 
 
 @app.query("profile")

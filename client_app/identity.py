@@ -1,6 +1,7 @@
 """Which device this is: one resolver for simulation and for real SuperNodes."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from flwr.app import Context
 
@@ -32,3 +33,16 @@ def identity_of(context: Context) -> Identity:
             f"Start its SuperNode with --node-config 'region=\"UK\" partition-id=0'."
         )
     return Identity(region, index)
+
+
+def state_folder(context: Context) -> Path:
+    """Return the device's own folder: ``state-folder`` of the node's configuration, or a default.
+
+    What is large and stays on the device lies there. Flower's `Context.state` is shipped from
+    process to process with every message.
+    """
+    who = identity_of(context)
+    given = context.node_config.get("state-folder")
+    if isinstance(given, str) and given:
+        return Path(given).expanduser()
+    return Path.home() / ".regionfed" / "devices" / who.region / str(who.index)

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import nn
@@ -42,6 +43,28 @@ class Task(Protocol):
         ...
 
 
+@runtime_checkable
+class Answers(Protocol):
+    """What a task can do besides, if queries are to be answered with it."""
+
+    def answers(self, weights: Tensors, examples: Sequence[Example]) -> list[str]:
+        """Return the model's answers; the examples' targets are not looked at."""
+        ...
+
+
+@runtime_checkable
+class Saves(Protocol):
+    """What a task can do besides, if its model is to be used elsewhere."""
+
+    def save(self, weights: Tensors, folder: Path) -> None:
+        """Write the model with these weights as a folder that others can load."""
+        ...
+
+    def usage(self, task: str) -> str:
+        """Return Python code that loads such a folder, named by `folder`, and answers a query."""
+        ...
+
+
 TaskFactory = Callable[[Config], Task]
 
 TASKS: Registry[TaskFactory] = Registry(
@@ -55,6 +78,11 @@ class ScoreSums:
 
     counts: tuple[float, ...]
     sums: tuple[float, ...]
+
+    def means(self, tasks: Sequence[str]) -> dict[str, float | None]:
+        """Return the mean score of each task; None for one without examples."""
+        rows = zip(tasks, self.counts, self.sums, strict=True)
+        return {task: total / count if count else None for task, count, total in rows}
 
 
 def score_sums(

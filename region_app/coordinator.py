@@ -21,6 +21,8 @@ from regionfed.config import Config
 from regionfed.conflict import conflict, label_divergence, personalisation_weight
 from regionfed.contract import (
     UNCLIPPED,
+    AdaptReply,
+    AdaptRequest,
     GradientReply,
     GradientRequest,
     LossReply,
@@ -44,8 +46,10 @@ from regionfed.privacy.plan import (
     TRAIN,
     VOTE_BOUND,
     PrivacyPlan,
+    adapts,
     evaluates,
     personalises,
+    score_columns,
     searches_rho,
 )
 from regionfed.randomness import derive_seed, randomness_source
@@ -99,7 +103,6 @@ class Coordinator:
         self._states = StateFolder(folder)
         self._randomness = randomness_source(config.noise_seed)
         self._nodes: list[int] = []
-        self._refused = 0
 
     # ------------------------------------------------------------------------------ train
     def train(self, request: RegionTrain) -> RegionUpdate:
@@ -113,7 +116,7 @@ class Coordinator:
             If the release would exceed the budget.
         """
         state = self._state_before(request)
-        tensors, facts = self._update_of(request.round) or self._release_update(request, state)
+        tensors, _ = self._update_of(request.round) or self._release_update(request, state)
         std = self._noise_stds(state)
         return RegionUpdate(
             region=self._region,
@@ -124,7 +127,6 @@ class Coordinator:
             update_noise_std=std["update"],
             sketch_noise_std=std.get("sketch", 0.0),
             epsilon=self._spent(TRAIN),
-            quarantined=int(facts["quarantined"]),
             histogram=state.histogram,
         )
 
@@ -152,7 +154,8 @@ class Coordinator:
             sums["sketch"] = sketch
         noised = self._release(self._plan.update, sums, request.round)
         update = {name: v.div_(self._denominator(name, state)) for name, v in noised.items()}
-        facts = {"quarantined": self._refused}
+        # The noise is kept beside what it is on: whoever reads the update needs to know.
+        facts = {"noise_std": self._noise_stds(state)["update"]}
         self._states.save_release("update", request.round, update, facts)
         return update, facts
 
@@ -201,7 +204,9 @@ class Coordinator:
             )
         if self._personaliser.searches_rho and searches_rho(config, request.round):
             state = self._search_rho(request, state)
-        scores = [0.0] * (3 * len(self._tasks))
+        if adapts(config, request.round):
+            self._adapt(request, own["update"], state)
+        scores = [0.0] * (score_columns(config, request.round) * len(self._tasks))
         scored = evaluates(config, request.round)
         if scored:
             scores = self._score(request, state)
@@ -288,16 +293,36 @@ class Coordinator:
         self._states.save_release("votes", request.round, released, {})
         return [float(v) for v in released["vote"]]
 
+    def _adapt(self, request: RegionPersonalise, update: torch.Tensor, state: RegionState) -> None:
+        """Hand the region's model to the devices; what they make of it stays with them."""
+        config = self._config
+        asked = AdaptRequest(
+            round=request.round,
+            layout=request.layout,
+            steps=config.user_steps,
+            learning_rate=config.user_lr,
+            clip_norm=config.clip_norm,
+            alpha_min=config.alpha_min,
+            alpha_gain=config.alpha_gain,
+            update_noise_std=self._noise_stds(state)["update"],
+            personalised=request.theta + state.own_part(),
+            update=update,
+        )
+        done = sum(1 for _ in self._ask(asked, AdaptReply, {}))
+        log.info("region %s: %d of %d devices adapted", self._region, done, len(self._nodes))
+
     def _score(self, request: RegionPersonalise, state: RegionState) -> list[float]:
+        columns = score_columns(self._config, request.round)
         asked = ScoreRequest(
             round=request.round,
             layout=request.layout,
+            with_user=columns == 4,
             theta=request.theta,
             personalised=request.theta + state.own_part(),
         )
-        length = 3 * len(self._tasks)
+        length = columns * len(self._tasks)
         sums = torch.zeros(length)
-        for reply in self._ask(asked, ScoreReply, {"3*tasks": length}):
+        for reply in self._ask(asked, ScoreReply, {"columns*tasks": length}):
             sums += torch.tensor(reply.scores)
         released = self._release(self._plan.scores, {"scores": sums}, request.round)["scores"]
         return [float(v) for v in released]
@@ -358,7 +383,6 @@ class Coordinator:
 
     # ----------------------------------------------------------------------------- common
     def _ask(self, request: object, reply: type[R], lengths: dict[str, int]) -> Iterator[R]:
-        self._refused = 0
         return exchange(
             self._grid,
             self._nodes,
@@ -371,7 +395,6 @@ class Coordinator:
 
     def _quarantine(self, reason: str) -> None:
         # Stays in the region's own log: which device failed, and why, is nobody else's business.
-        self._refused += 1
         log.warning("region %s: %s", self._region, reason)
 
     def _release(

@@ -189,6 +189,23 @@ class Config:
     rho_evaluations: int = setting(4, "golden-section evaluations per search", low=2, high=8)
     rho_every: int = setting(12, "rounds between searches for rho; 0 = never, rho stays 1", low=0)
 
+    # User level
+    user_steps: int = setting(
+        16,
+        "AdamW steps of each user's own part, after the last round; 0 = none",
+        low=0,
+        high=10_000,
+    )
+    user_lr: float = setting(
+        2e-3, "step of AdamW for the user's own part", low=0.0, open_low=True, high=1.0
+    )
+    user_scores: str = setting(
+        "device",
+        "who sees scores of users' own models: 'device' alone, or 'panel' (all; its members "
+        "consent, for no noise covers the training examples that such a score depends on)",
+        choices=("device", "panel"),
+    )
+
     # Privacy
     privacy_mode: str = setting(
         "dp", "'dp', or 'none' (no noise at all; the report says so)", choices=("dp", "none")
@@ -296,6 +313,14 @@ class Config:
         if self.privacy_mode == "none" and self.evaluation_privacy == "noised":
             # Without privacy nothing is noised; say it in the record rather than pretend.
             object.__setattr__(self, "evaluation_privacy", "panel")
+        if self.user_scores == "panel" and self.evaluation_privacy != "panel":
+            # The noise on scores covers held-out examples. A user's model is made of training
+            # examples without noise, and one of them may change every score of that user.
+            raise ConfigurationError(
+                f"user-scores='panel' needs evaluation-privacy='panel', found "
+                f"'{self.evaluation_privacy}': the noise on scores would not cover the training "
+                f"examples that a user's model is made of. Set both, or leave user-scores='device'."
+            )
 
     def to_run_config(self) -> dict[str, Value]:
         """Return the flat run configuration: `from_run_config` of it gives an equal object."""

@@ -44,7 +44,7 @@ Model = Annotated[torch.Tensor, Length("p")]
 Sketch = Annotated[torch.Tensor, Length("k")]
 Number = Annotated[float, Computed()]
 Count = Annotated[int, Computed()]
-Scores = Annotated[list[float], Computed(), Length("3*tasks")]
+Scores = Annotated[list[float], Computed(), Length("columns*tasks")]
 Histogram = Annotated[list[float], Computed(), Length("labels")]
 Differences = Annotated[list[float], Computed(), Length("steps")]
 
@@ -67,9 +67,8 @@ class RegionUpdate:
 
     `update`, `sketch` and `loss` are one joint release of one Poisson sample, already divided by
     the expected batch. `examples` and `histogram` (of labels; empty where nothing needs it) were
-    one joint release, noised, when the run began. The noise
-    levels and `epsilon` (-1 where privacy is off) depend on no data; `quarantined` counts
-    devices whose reply was refused, never which or why.
+    one joint release, noised, when the run began. The noise levels and `epsilon` (-1 where privacy
+    is off) depend on no data. How many devices answered, or were refused, is not told.
     """
 
     region: str
@@ -80,7 +79,6 @@ class RegionUpdate:
     update_noise_std: Number
     sketch_noise_std: Number
     epsilon: Number
-    quarantined: Count
     histogram: Histogram = field(default_factory=list)
 
 
@@ -109,7 +107,8 @@ class RegionPersonalise:
 class RegionScores:
     """Region to server: what its personalisation came to, and noised scores if permitted.
 
-    Scores are released as sums over held-out examples: per task (count, global, personalised).
+    Scores are released as sums over held-out examples: per task (count, global, personalised), and
+    the user's as a fourth where a panel consented to that.
     The counts say what the searches for rho have cost so far: points that a device evaluated,
     messages that all devices were sent; they depend on no data.
     """
@@ -166,6 +165,33 @@ class GradientReply:
 
 
 @dataclass(frozen=True)
+class AdaptRequest:
+    """Coordinator to device: make your user's own part, on this model of your region.
+
+    `update` is the region's noised gradient, as it was released, with `update_noise_std` on each
+    coordinate: the device measures by it how far its user is from the region.
+    """
+
+    NAME: ClassVar[str] = "train.adapt"
+
+    round: int
+    layout: str
+    steps: int
+    learning_rate: float
+    clip_norm: float
+    alpha_min: float
+    alpha_gain: float
+    update_noise_std: float
+    personalised: Model
+    update: Model
+
+
+@dataclass(frozen=True)
+class AdaptReply:
+    """Device to coordinator: done. What was made stays on the device, and nothing tells of it."""
+
+
+@dataclass(frozen=True)
 class LossRequest:
     """Coordinator to device: losses along a line, for the search of rho.
 
@@ -192,19 +218,27 @@ class LossReply:
 
 @dataclass(frozen=True)
 class ScoreRequest:
-    """Coordinator to device: score these two models on the held-out examples."""
+    """Coordinator to device: score these two models on the held-out examples.
+
+    With `with_user` the user's own model too; a device refuses that unless its own settings say
+    that it is of a panel that consented.
+    """
 
     NAME: ClassVar[str] = "evaluate.metrics"
 
     round: int
     layout: str
+    with_user: bool
     theta: Model
     personalised: Model
 
 
 @dataclass(frozen=True)
 class ScoreReply:
-    """Device to coordinator: per task (count, sum of global scores, sum of personalised)."""
+    """Device to coordinator: per task (count, sum of global scores, sum of personalised).
+
+    A fourth column, the sum of the user's own scores, only where the request says `with_user`.
+    """
 
     scores: Scores
 
@@ -235,6 +269,7 @@ EXCHANGES: tuple[tuple[str, type, type], ...] = (
     ("server -> region", RegionTrain, RegionUpdate),
     ("server -> region", RegionPersonalise, RegionScores),
     ("region -> device", GradientRequest, GradientReply),
+    ("region -> device", AdaptRequest, AdaptReply),
     ("region -> device", LossRequest, LossReply),
     ("region -> device", ScoreRequest, ScoreReply),
     ("region -> device", ProfileRequest, ProfileReply),

@@ -85,6 +85,8 @@ class RegionRecord:
         that all devices were sent.
     global_, personalised : TaskScores or None
         Scores of the two models, from the last evaluation that the region answered.
+    user : TaskScores or None
+        Scores of its users' own models, where a panel consented to that.
     """
 
     examples: int | None = None
@@ -97,6 +99,7 @@ class RegionRecord:
     personalised: TaskScores | None = None
     rho_evaluations: int = 0
     rho_messages: int = 0
+    user: TaskScores | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +122,8 @@ class RoundRecord:
         Spent since the start of the run; None without privacy.
     seconds : float
         Duration of this round.
+    user : Score or None
+        Of users' own models; None unless a panel consented to that, and before the last round.
     """
 
     round: int
@@ -131,6 +136,7 @@ class RoundRecord:
     regions: Mapping[str, RegionRecord] = field(default_factory=dict)
     epsilon: float | None = None
     seconds: float = 0.0
+    user: Score | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +208,8 @@ class Summary:
         Why, where and what to do; empty when it finished.
     rounds : int
         Rounds that were completed.
+    user : Score or None
+        Of users' own models; None where they stay on the devices.
     """
 
     status: Status
@@ -218,3 +226,4 @@ class Summary:
     failures: Sequence[Failure]
     seconds: float
     paths: Mapping[str, str]
+    user: Score | None = None

@@ -106,6 +106,7 @@ def final_lines(summary: Summary, folder: RunFolder) -> list[str]:
         *_wrapped("run", f"{ending}: {summary.reason}" if summary.reason else ending),
         *_wrapped("mean accuracy", _change(global_.mean, personal.mean)),
         *_wrapped("worst region", _change(global_.rrs, personal.rrs) + named),
+        *_users(summary),
         *_wrapped("privacy", privacy_statement(summary.privacy)),
     ]
     if summary.failures:
@@ -180,6 +181,17 @@ def _change(before: float | None, after: float | None) -> str:
     return (
         f"global {percent(before)} % -> personalised {percent(after)} % "
         f"({points(before, after)} points)"
+    )
+
+
+def _users(summary: Summary) -> list[str]:
+    own, region = summary.user, summary.personalised
+    if own is None:
+        return []
+    return _wrapped(
+        "user level",
+        f"users' own models {percent(own.mean)} % ({points(region.mean, own.mean)} points over the "
+        f"personalised); worst region {percent(own.rrs)} %",
     )
 
 

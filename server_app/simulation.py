@@ -34,7 +34,7 @@ class World:
     devices : Mapping[str, int]
         Region name to number of devices.
     folder : Path
-        The run's folder; each region has its own below ``regions/``.
+        The run's folder; regions have theirs below ``regions/``, devices below ``devices/``.
     """
 
     config: Config
@@ -59,8 +59,7 @@ class World:
         name = self.regions[node_id]
         count = self.devices[name]
         devices = {
-            i + 1: Node(app, self._context(i + 1, {"region": name, "partition-id": i}))
-            for i in range(count)
+            i + 1: Node(app, self._context(i + 1, self._device(name, i))) for i in range(count)
         }
         coordinator = Coordinator(
             region=name,
@@ -73,6 +72,10 @@ class World:
             folder=self.folder / "regions" / name,
         )
         return Node(make_uplink(coordinator), self._context(node_id, {"region": name}))
+
+    def _device(self, region: str, index: int) -> dict[str, str | int]:
+        own = self.folder.absolute() / "devices" / region / str(index)
+        return {"region": region, "partition-id": index, "state-folder": str(own)}
 
     def _context(self, node_id: int, node_config: dict[str, str | int]) -> Context:
         return Context(

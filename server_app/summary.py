@@ -16,6 +16,7 @@ from regionfed.privacy.plan import (
     evaluates,
     personalises,
     region_epsilon,
+    score_columns,
     searches_rho,
 )
 from regionfed.records import (
@@ -24,6 +25,7 @@ from regionfed.records import (
     PrivacySummary,
     RegionRecord,
     RoundRecord,
+    Score,
     Status,
     Summary,
     mean_and_rrs,
@@ -68,6 +70,7 @@ def summarise(
             "summary": str(folder.summary),
             "metrics": str(folder.metrics),
         },
+        user=_user(regions),
     )
 
 
@@ -111,6 +114,19 @@ def _means(regions: Mapping[str, RegionRecord], which: str) -> dict[str, float |
     return {name: tasks["mean"] if tasks else None for name, tasks in scores.items()}
 
 
+def _users_statement(config: Config) -> str:
+    if not config.user_steps:
+        return ""
+    if score_columns(config, config.rounds) == 3:
+        return " Each device scores its user's own model for its user alone."
+    return " The panel consented to exact scores of its members' own models too."
+
+
+def _user(regions: Mapping[str, RegionRecord]) -> Score | None:
+    score = mean_and_rrs(_means(regions, "user"))
+    return score if score.mean is not None else None
+
+
 def _privacy(config: Config, plan: PrivacyPlan, rounds: int, spent: float | None) -> PrivacySummary:
     if config.privacy_mode == "none":
         return PrivacySummary(
@@ -145,11 +161,20 @@ def _privacy(config: Config, plan: PrivacyPlan, rounds: int, spent: float | None
         statement=(
             f"({spent or 0.0:.3f}, {config.delta:g})-DP for each training example against everyone "
             f"outside of its region's coordinator; {NEIGHBOURING}; {sampling}; accountant "
-            f"{ACCOUNTANT}.{whole}"
+            f"{ACCOUNTANT}.{whole}{_panel_exception(config)}"
         ),
         target_epsilon=plan.budgets[TRAIN],
         noise_seeded=config.noise_seed >= 0,
         units=units,
+    )
+
+
+def _panel_exception(config: Config) -> str:
+    if score_columns(config, config.rounds) == 3:
+        return ""
+    return (
+        " Not covered: the scores of the panel's own models, which are exact and depend on its "
+        "members' training examples."
     )
 
 
@@ -186,6 +211,7 @@ def _event_row(mechanism: GaussianSum, count: int, to: str) -> dict[str, object]
 
 
 def _evaluation(config: Config, plan: PrivacyPlan, rounds: int) -> EvaluationSummary:
+    users = _users_statement(config)
     release = cast(Literal["noised", "panel", "off"], config.evaluation_privacy)
     if release != "noised":
         statements = {
@@ -193,7 +219,7 @@ def _evaluation(config: Config, plan: PrivacyPlan, rounds: int) -> EvaluationSum
             "to that; they are nobody's training data.",
             "off": "No score left a region.",
         }
-        return EvaluationSummary(release, statement=statements[release])
+        return EvaluationSummary(release, statement=statements[release] + users)
     count = sum(evaluates(config, r) for r in range(1, rounds + 1))
     mechanism = plan.scores
     releases = [(mechanism.noise_multiplier, mechanism.sampling_rate)] * count
@@ -204,6 +230,6 @@ def _evaluation(config: Config, plan: PrivacyPlan, rounds: int) -> EvaluationSum
         statement=(
             f"Sums over held-out examples were noised (noise multiplier "
             f"{mechanism.noise_multiplier:.3g}). No example is both in {TRAIN} and {HELD_OUT} "
-            f"data, so this epsilon does not add to the other."
+            f"data, so this epsilon does not add to the other.{users}"
         ),
     )

@@ -30,11 +30,12 @@ from regionfed.contract import (
     message_type,
 )
 from regionfed.errors import ContractError, RunError
-from regionfed.privacy.plan import damping
+from regionfed.privacy.plan import damping, score_columns
 from regionfed.records import (
     Failure,
     RegionRecord,
     RoundRecord,
+    Score,
     TaskScores,
     mean_and_rrs,
     with_mean,
@@ -227,7 +228,9 @@ class RegionFed(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
         """Keep what the regions report of their personalisation."""
-        lengths = {"3*tasks": 3 * len(self._tasks)}
+        lengths = {
+            "columns*tasks": score_columns(self._config, server_round) * len(self._tasks),
+        }
         for _, reply in self._sound(server_round, replies, self._updates, RegionScores, lengths):
             record = replace(
                 self._records[reply.region],
@@ -240,11 +243,12 @@ class RegionFed(Strategy):
                 rho_messages=reply.rho_messages,
             )
             if reply.scored:
-                global_, personalised = self._task_scores(reply.scores)
+                global_, personalised, *user = self._task_scores(reply.scores)
                 if unjudged := [task for task in self._tasks if global_[task] is None]:
                     reason = f"{reply.reason}; no held-out examples of {', '.join(unjudged)}"
                     record = replace(record, reason=reason)
                 record = replace(record, global_=global_, personalised=personalised)
+                record = replace(record, user=user[0] if user else None)
                 self._evaluated.add(reply.region)
             self._records[reply.region] = record
         scores = mean_and_rrs(self._means("personalised"))
@@ -252,12 +256,14 @@ class RegionFed(Strategy):
             return None
         return MetricRecord({"personalised-mean": scores.mean, "personalised-rrs": scores.rrs})
 
-    def _task_scores(self, sums: list[float]) -> tuple[TaskScores, TaskScores]:
-        """Turn summed (count, global, personalised) per task into mean scores."""
-        rows = {task: sums[3 * i : 3 * i + 3] for i, task in enumerate(self._tasks)}
-        global_ = {task: _ratio(row[1], row[0]) for task, row in rows.items()}
-        personalised = {task: _ratio(row[2], row[0]) for task, row in rows.items()}
-        return with_mean(global_), with_mean(personalised)
+    def _task_scores(self, sums: list[float]) -> list[TaskScores]:
+        """Turn the sums of each task, (count, one per model), into mean scores per model."""
+        width = len(sums) // len(self._tasks)
+        rows = {task: sums[width * i : width * (i + 1)] for i, task in enumerate(self._tasks)}
+        return [
+            with_mean({task: _ratio(row[model], row[0]) for task, row in rows.items()})
+            for model in range(1, width)
+        ]
 
     # -------------------------------------------------------------------------- the rounds
     def start(  # noqa: PLR0917 - Flower's signature
@@ -339,6 +345,7 @@ class RegionFed(Strategy):
             loss=loss if isinstance(loss, float) else None,
             global_=mean_and_rrs(self._means("global_")) if self._evaluated else None,
             personalised=mean_and_rrs(self._means("personalised")) if self._evaluated else None,
+            user=_known(mean_and_rrs(self._means("user"))),
             regions=dict(self._records),
             # Regions hold different people: the largest epsilon is everybody's bound.
             epsilon=max(epsilons) if epsilons and min(epsilons) >= 0.0 else None,
@@ -416,6 +423,10 @@ class RegionFed(Strategy):
         difference = own.sketch - self._mean[1] if self._in_sketch() else own.update - self._mean[0]
         floor = 0.0 if self._config.conflict == "raw" else self._noise_floor(node)
         return conflict(float(difference.square().sum()), floor)
+
+
+def _known(score: Score) -> Score | None:
+    return score if score.mean is not None else None
 
 
 def _ratio(total: float, count: float) -> float | None:

@@ -26,6 +26,8 @@ from region_app.coordinator import Coordinator
 from region_app.uplink import make_uplink
 from regionfed.config import Config
 from regionfed.contract import (
+    AdaptReply,
+    AdaptRequest,
     GradientReply,
     GradientRequest,
     LossReply,
@@ -198,6 +200,7 @@ def tiny_config(**settings: Any) -> Config:
         "target_epsilon": 8.0,
         "noise_seed": 0,
         "evaluation_privacy": "panel",
+        "user_steps": 0,
         **settings,
     }
     return Config.from_run_config({k.replace("_", "-"): v for k, v in values.items()})
@@ -227,6 +230,7 @@ class Script:
     loss: Answer = _no_answer
     metrics: Answer = _no_answer
     profile: Answer = lambda _: ProfileReply(1000)
+    adapt: Answer = lambda _: AdaptReply()
     asked: list[Any] = field(default_factory=list)
 
     def app(self) -> ClientApp:
@@ -243,6 +247,10 @@ class Script:
         def gradient(message: Message, context: Context) -> Message:
             request = decode(GradientRequest, message.content, {})
             return answered(message, request, self.gradient)
+
+        @app.train("adapt")
+        def adapt(message: Message, context: Context) -> Message:
+            return answered(message, decode(AdaptRequest, message.content, {}), self.adapt)
 
         @app.evaluate("loss")
         def loss(message: Message, context: Context) -> Message:

@@ -1,5 +1,6 @@
 """Text in, text out, by a T5: every task is a prefix and a target text."""
 
+import copy
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -130,6 +131,37 @@ class TextToText:
                 (batch["source"], batch["source"] != self._pad),
             )
         return [str(s).strip() for s in self._tokenizer.batch_decode(ids, skip_special_tokens=True)]
+
+    def save(self, weights: Tensors, folder: Path) -> None:
+        """Write a Hugging Face folder: configuration, all weights, tokenizer."""
+        module = copy.deepcopy(self._module)
+        with torch.no_grad():
+            for name, parameter in module.named_parameters(remove_duplicate=False):
+                if name in weights:
+                    parameter.copy_(weights[name])
+        # What is frozen here was a choice of the federation; whoever loads it may train all.
+        module.requires_grad_(True)
+        module.save_pretrained(folder)
+        self._tokenizer.save_pretrained(folder)
+
+    def usage(self, task: str) -> str:
+        """Return code that needs `transformers` and nothing of this package."""
+        return _USAGE.format(task=task, limit=MAX_SOURCE, answer=MAX_TARGET)
+
+
+_USAGE = """\
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained(folder)
+model = AutoModelForSeq2SeqLM.from_pretrained(folder)
+
+query = tokenizer(
+    "{task}: red trainrs size 9", truncation=True, max_length={limit}, return_tensors="pt"
+)
+answer = model.generate(
+    input_ids=query["input_ids"], attention_mask=query["attention_mask"], max_new_tokens={answer}
+)
+print(tokenizer.decode(answer[0], skip_special_tokens=True))"""
 
 
 class _Generate(nn.Module):

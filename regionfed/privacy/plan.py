@@ -84,6 +84,21 @@ def personalises(config: Config, round_: int) -> bool:
     return searches_rho(config, round_) or evaluates(config, round_) or round_ == config.rounds
 
 
+def adapts(config: Config, round_: int) -> bool:
+    """Say whether devices make their users' own models in a round: once, on the last one."""
+    return config.user_steps > 0 and round_ == config.rounds
+
+
+def score_columns(config: Config, round_: int) -> int:
+    """Return the numbers that a round's scores have per task.
+
+    Three (count, global, personalised), and the user's as a fourth where a panel consented to it.
+    It never leaves under noise: a training example may change every score of its user, so noise
+    that hides a held-out example, which enters three numbers, would not hide it.
+    """
+    return 4 if adapts(config, round_) and config.user_scores == "panel" else 3
+
+
 def plan_privacy(
     config: Config, *, sketch: bool, votes: bool, queries: int = 0, labels: int = 0
 ) -> PrivacyPlan:

@@ -57,6 +57,11 @@ class Region:
         """Mean score of the personalised model."""
         return _scores(self.record, "personalised").get("mean")
 
+    @property
+    def user(self) -> float | None:
+        """Mean score of its users' own models."""
+        return _scores(self.record, "user").get("mean")
+
 
 def write_report(folder: Path) -> Path:
     """Write ``report.html`` from the run's ``summary.json`` and ``metrics.jsonl``.
@@ -101,6 +106,7 @@ def render(name: str, summary: Json, rows: Sequence[Json]) -> str:
         seed=summary.get("seed"),
         banners=banners(summary),
         scores=scores,
+        user=_score(summary, rows, "user").get("mean"),
         worst=scores["personalised"].get("worst") or scores["global"].get("worst"),
         privacy=privacy,
         epsilon=_epsilon(privacy, rows),

@@ -179,7 +179,8 @@ PAGE = """\
 
 <div class="cards">
   {% set before, after = scores.global, scores.personalised %}
-  {{ change("Accuracy, mean over regions", before.get("mean"), after.get("mean"), "") }}
+  {% set users = "" if user is none else "users' own models: " ~ user|percent ~ " %" %}
+  {{ change("Accuracy, mean over regions", before.get("mean"), after.get("mean"), users) }}
   {{ change("Accuracy, worst region (RRS)", before.get("rrs"), after.get("rrs"), worst) }}
   <section class="card">
     <h2>Privacy spent</h2>
@@ -237,6 +238,9 @@ PAGE = """\
   <thead><tr>
     <th scope="col">Region</th><th scope="col" class="n">Mean</th>
     <th scope="col" class="n">Gain</th>
+    {% if user is not none %}
+    <th scope="col" class="n">Users' own</th>
+    {% endif %}
     {% for task in tasks %}
     <th scope="col" class="n">{{ task|title_of }}</th>
     {% endfor %}
@@ -250,6 +254,9 @@ PAGE = """\
     <th scope="row">{{ region.name }}</th>
     {{ pair(region.global_, region.personalised) }}
     <td class="n">{{ points(region.global_, region.personalised) }}</td>
+    {% if user is not none %}
+    <td class="n">{{ region.user|percent }}</td>
+    {% endif %}
     {% for before, after in region.tasks %}
     {{ pair(before, after) }}
     {% endfor %}

@@ -1,9 +1,11 @@
 """What crosses from a region to the world: one noised update, and nothing that was not released.
 
 Two rounds of the simulation's own wiring with a tiny model. The world's grid and the regions' own
-grids are overheard; what the first carries is compared with what the second carried.
+grids are overheard; what the first carries is compared with what the second carried. Likewise what
+leaves a device: a user's own model does not.
 """
 
+import json
 import pickle
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, fields
@@ -16,10 +18,12 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 
 import server_app.simulation
 from client_app.app import dataset_of
+from client_app.user import load_user
 from region_app.coordinator import Coordinator
 from region_app.state import RegionState, StateFolder
 from regionfed.config import Config
 from regionfed.contract import (
+    AdaptReply,
     GradientReply,
     LossReply,
     ProfileReply,
@@ -39,6 +43,7 @@ from tests.conftest import Run, part, run_rounds, tiny_config
 ROUNDS = 2
 DEVICE_REPLIES: dict[str, Any] = {
     "train.gradient": GradientReply,
+    "train.adapt": AdaptReply,
     "evaluate.loss": LossReply,
     "evaluate.metrics": ScoreReply,
     "query.profile": ProfileReply,
@@ -51,6 +56,7 @@ class Inside:
 
     replies: list[tuple[str, Any]] = field(default_factory=list)
     updates: list[GradientReply] = field(default_factory=list)  # those that make a round's update
+    messages: list[Message] = field(default_factory=list)
     states: list[RegionState] = field(default_factory=list)
 
     def of(self, kind: type) -> list[Any]:
@@ -67,6 +73,7 @@ class Overheard:
     sent: list[Message]
     received: list[Message]
     inside: dict[str, Inside]
+    folder: Path
 
     @property
     def crossed(self) -> list[Message]:
@@ -120,6 +127,7 @@ def overhear(config: Config, folder: Path, patch: pytest.MonkeyPatch) -> Overhea
                 inside[self.region].replies.append((reply.metadata.message_type, found))
                 if isinstance(found, GradientReply) and not query:
                     inside[self.region].updates.append(found)
+                inside[self.region].messages.append(copy_of(reply))
                 yield reply
 
     save = StateFolder.save
@@ -149,26 +157,34 @@ def overhear(config: Config, folder: Path, patch: pytest.MonkeyPatch) -> Overhea
         layout=federation.layout.fingerprint,
         labels=federation.plan.labels,
     )
-    return Overheard(config, federation, run, grid.sent, grid.received, inside)
+    return Overheard(config, federation, run, grid.sent, grid.received, inside, folder)
+
+
+def whole_config(t5_folder: Path, **settings: Any) -> Config:
+    """Return the settings of a run in which every phase takes place."""
+    values: dict[str, Any] = {
+        "model": str(t5_folder),
+        "rounds": ROUNDS,
+        "examples_per_client": 24,
+        "size_noise_multiplier": 5.0,
+        "rho_every": 1,
+        "rho_evaluations": 2,
+        "evaluate_every": 1,
+        "evaluation_privacy": "noised",
+        "user_steps": 2,
+        **settings,
+    }
+    return tiny_config(**values)
 
 
 @pytest.fixture(scope="module", params=["residual", "dynamic"])
 def heard(
     request: pytest.FixtureRequest, t5_folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Overheard:
-    """Two overheard rounds: every phase in both of them; with further gradients for `dynamic`."""
-    config = tiny_config(
-        model=str(t5_folder),
-        rounds=ROUNDS,
-        examples_per_client=24,
-        size_noise_multiplier=5.0,
-        personaliser=request.param,
-        size_threshold=0.0,  # every region is large enough for Interp, or it is Meta's
-        rho_every=1,
-        rho_evaluations=2,
-        evaluate_every=1,
-        evaluation_privacy="noised",
-    )
+    """Two overheard rounds: every phase in both, users' models in the last; further gradients
+    for `dynamic`."""
+    # Every region is large enough for Interp, or it is Meta's.
+    config = whole_config(t5_folder, personaliser=request.param, size_threshold=0.0)
     with pytest.MonkeyPatch.context() as patch:
         return overhear(config, tmp_path_factory.mktemp("run"), patch)
 
@@ -187,6 +203,7 @@ def test_the_run_was_whole(heard: Overheard) -> None:
         assert len(region.updates) == devices * ROUNDS
         further = len(region.of(GradientReply)) - len(region.updates)
         assert (further > 0) == (heard.config.personaliser == "dynamic")
+        assert len(region.of(AdaptReply)) == devices
         assert any(bool(r.total.any()) for r in region.of(GradientReply))
         assert bool(region.states[-1].direction.any())
 
@@ -401,6 +418,107 @@ def test_scores_cross_with_noise_only(heard: Overheard) -> None:
             ]
             assert len(answer.scores) == len(true)
             assert all(abs(a - b) > 1e-4 for a, b in zip(answer.scores, true, strict=True))
+
+
+# --------------------------------------------------------------------------------- the user level
+def payload_of(message: Message) -> bytes:
+    """Return every byte of a reply's content: arrays, numbers, names, in a fixed order."""
+    assert not message.has_error(), message.error.reason
+    data = message.metadata.message_type.encode()
+    for name, record in sorted(message.content.items()):
+        for key, value in sorted(record.items()):
+            held = value.data if isinstance(record, ArrayRecord) else pickle.dumps(value)
+            data += f"|{name}.{key}=".encode() + held
+    return data
+
+
+def device_messages(heard: Overheard) -> list[Message]:
+    """Return all replies of all devices, of every type, in the order in which they were made."""
+    return [m for region in heard.inside.values() for m in region.messages]
+
+
+def users_of(heard: Overheard) -> list[torch.Tensor]:
+    """Return every user's own part, alpha_u theta_u_local and theta_u_local, from its own disk."""
+    found = []
+    for path in sorted(heard.folder.glob("devices/*/*")):
+        own = load_user(path).own
+        found += [own.part, own.alpha * own.part]
+    return found
+
+
+def test_a_user_s_model_is_in_no_byte_that_leaves_its_device(heard: Overheard) -> None:
+    """All replies of all types, serialised: neither theta_u_local nor theta_u, in any scale."""
+    messages = device_messages(heard)
+    assert {m.metadata.message_type for m in messages} == set(DEVICE_REPLIES)
+    users = users_of(heard)
+    assert len(users) == 2 * 2 * 2 and all(bool(u.any()) for u in users)
+    bases = [
+        state.theta + region.states[-1].own_part()
+        for state in heard.run.states[-1:]
+        for region in heard.inside.values()
+    ]
+    models = [base + user for base in bases for user in users]
+    payloads = [payload_of(m) for m in (*messages, *heard.crossed)]
+    for secret in (*users, *models):
+        data = secret.numpy().tobytes()
+        # Eight weights in a row, at places all over the vector, would betray a copy of a part.
+        pieces = [data[i : i + 32] for i in range(0, len(data) - 32, 4096)]
+        pieces = [piece for piece in pieces if any(piece)]
+        assert len(pieces) > 3
+        assert not any(piece in payload for piece in pieces for payload in payloads)
+    for secret in users:
+        for name, vector in vectors_of(messages):
+            if vector.shape == secret.shape and bool(vector.any()):
+                assert likeness(vector, secret) < 0.9, name
+
+
+def test_a_device_that_has_adapted_says_so_and_nothing_else(heard: Overheard) -> None:
+    """The acknowledgement holds the version of the contract: the same bytes for everybody."""
+    done = [m for m in device_messages(heard) if m.metadata.message_type == "train.adapt"]
+    assert len({payload_of(m) for m in done}) == 1
+    assert [keys_of(m) for m in done] == [["contract.version"]] * 4
+
+
+def test_nothing_that_leaves_a_device_depends_on_the_user_s_model(
+    heard: Overheard, t5_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other users' models, same seeds: every byte of every device and region is the same."""
+    config = whole_config(t5_folder, user_steps=9, user_lr=0.1)
+    other = overhear(config, tmp_path, monkeypatch)
+    for one, two in zip(users_of(heard), users_of(other), strict=True):
+        assert not torch.allclose(one, two)
+    for one, two in (
+        (device_messages(heard), device_messages(other)),
+        (heard.received, other.received),
+    ):
+        assert [payload_of(m) for m in one] == [payload_of(m) for m in two]
+
+
+def test_a_panel_s_user_scores_leave_as_the_fourth_column_alone(
+    t5_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where consent was given: on the last round, and they are what each device told its user."""
+    config = whole_config(t5_folder, evaluation_privacy="panel", user_scores="panel", user_lr=0.1)
+    heard = overhear(config, tmp_path, monkeypatch)
+    tasks = heard.federation.tasks
+    first, last = heard.run.records
+    assert first.user is None and last.user is not None
+    for name, region in heard.inside.items():
+        early, late = region.of(ScoreReply)[:2], region.of(ScoreReply)[2:]
+        assert {len(r.scores) for r in early} == {3 * len(tasks)}
+        assert {len(r.scores) for r in late} == {4 * len(tasks)}
+        for index, reply in enumerate(late):
+            facts = json.loads((tmp_path / "devices" / name / str(index) / "user.json").read_text())
+            for i, task in enumerate(tasks):
+                count, *sums = reply.scores[4 * i : 4 * i + 4]
+                for model, total in zip(("global", "personalised", "user"), sums, strict=True):
+                    expected = total / count if count else None
+                    assert facts["scores"][model][task] == pytest.approx(expected)
+        scores = last.regions[name].user
+        assert scores is not None
+        for i, task in enumerate(tasks):
+            total = sum(r.scores[4 * i + 3] for r in late) / sum(r.scores[4 * i] for r in late)
+            assert scores[task] == pytest.approx(total)
 
 
 # ---------------------------------------------------------------------------------------- text

@@ -1,10 +1,11 @@
 """Who a node is: one resolver for simulation and for real SuperNodes."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from client_app.identity import Identity, identity_of
+from client_app.identity import Identity, identity_of, state_folder
 from regionfed.errors import ConfigurationError
 from tests.conftest import context_of
 
@@ -37,3 +38,16 @@ def test_the_node_id_never_decides() -> None:
     """Virtual node ids are random: two nodes of one identity are one device."""
     config = {"region": "UK", "partition-id": 1}
     assert identity_of(context_of(1, config)) == identity_of(context_of(2**62, config))
+
+
+def test_a_device_has_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it was told, or one that no other region or device has."""
+    told = context_of(1, {"region": "UK", "partition-id": 1, "state-folder": str(tmp_path / "x")})
+    assert state_folder(told) == tmp_path / "x"
+    monkeypatch.setenv("HOME", str(tmp_path))
+    devices = [("UK", 0), ("UK", 1), ("US", 0)]
+    folders = {
+        state_folder(context_of(1, {"region": region, "partition-id": index}))
+        for region, index in devices
+    }
+    assert len(folders) == 3 and all(tmp_path in folder.parents for folder in folders)

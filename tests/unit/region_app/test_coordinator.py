@@ -13,6 +13,7 @@ from scipy import stats
 from region_app.state import StateFolder
 from regionfed.config import Config
 from regionfed.contract import (
+    AdaptRequest,
     GradientReply,
     GradientRequest,
     LossReply,
@@ -77,7 +78,7 @@ def test_the_update_is_the_sum_over_the_expected_batch(tmp_path: Path) -> None:
     assert update.loss == pytest.approx(3.0 / batch)
     assert update.examples == 200.0 and update.region == "North"
     assert update.update_noise_std == update.sketch_noise_std == 0.0
-    assert update.epsilon == -1.0 and update.quarantined == 0
+    assert update.epsilon == -1.0
 
 
 def test_devices_are_asked_what_the_settings_say(tmp_path: Path) -> None:
@@ -246,18 +247,19 @@ def test_a_retried_train_returns_the_same_bytes_and_charges_nothing(
     after = again.train(train_request(THETA))
     assert after.update.numpy().tobytes() == before.update.numpy().tobytes()
     assert after.sketch.numpy().tobytes() == before.sketch.numpy().tobytes()
-    assert (after.loss, after.examples, after.epsilon, after.quarantined) == (
+    assert (after.loss, after.examples, after.epsilon) == (
         before.loss,
         before.examples,
         before.epsilon,
-        before.quarantined,
     )
     assert ledger_of(tmp_path) == charged
     assert changed[0].asked == []
 
 
 # --------------------------------------------------------------------------- what goes wrong
-def test_a_bad_reply_is_quarantined_and_counted(tmp_path: Path) -> None:
+def test_a_bad_reply_is_quarantined_and_stays_in_the_regions_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """A4: nan, another shape and a crash cost those devices' part of the sum, and nothing else."""
     scripts = [
         steady(ones(1.0)),
@@ -267,7 +269,8 @@ def test_a_bad_reply_is_quarantined_and_counted(tmp_path: Path) -> None:
     ]
     update = coordinator_of(tmp_path, scripts, open_config()).train(train_request(THETA))
     assert torch.allclose(update.update, ones(3.0) / (0.5 * 4000))
-    assert update.quarantined == 2
+    refused = [m for m in caplog.messages if m.startswith("region North: ")]
+    assert len(refused) == 2
 
 
 def test_who_drops_out_does_not_lower_the_noise(tmp_path: Path) -> None:
@@ -283,7 +286,6 @@ def test_who_drops_out_does_not_lower_the_noise(tmp_path: Path) -> None:
     assert update.update_noise_std * 0.5 * update.examples == pytest.approx(
         plan.update.parts[0].noise_std
     )
-    assert update.quarantined == 1
 
 
 def test_when_no_device_answers_the_region_sits_out_and_releases_nothing(tmp_path: Path) -> None:
@@ -434,6 +436,55 @@ def test_scores_are_summed_over_devices_when_it_is_time(tmp_path: Path) -> None:
     assert torch.equal(asked[0].theta, THETA)
     coordinator.train(train_request(THETA, 3))
     assert torch.equal(asked[0].personalised, scripts[0].asked[-1].point)
+
+
+def test_devices_adapt_once_on_the_last_round(tmp_path: Path) -> None:
+    """To the region's model and what the region released; nothing more is charged for it."""
+    config = tiny_config(rounds=2, user_steps=3, user_lr=0.5, rho_every=0)
+    scripts = [steady(ones(100.0)), steady(ones(50.0))]
+    coordinator = coordinator_of(tmp_path, scripts, config)
+    for round_ in (1, 2):
+        update = coordinator.train(train_request(THETA, round_))
+        coordinator.personalise(personalise_request(THETA, ones(0.0), round_))
+    charged = ledger_of(tmp_path)
+    for script in scripts:
+        (asked,) = [r for r in script.asked if isinstance(r, AdaptRequest)]
+        assert (asked.round, asked.steps, asked.learning_rate) == (2, 3, 0.5)
+        assert (asked.clip_norm, asked.alpha_min) == (config.clip_norm, config.alpha_min)
+        assert torch.equal(asked.update, update.update)
+        assert asked.update_noise_std == update.update_noise_std > 0.0
+        (scored,) = [r for r in script.asked if isinstance(r, ScoreRequest)]
+        assert torch.equal(asked.personalised, scored.personalised) and not scored.with_user
+        assert not torch.equal(asked.personalised, THETA)
+    assert {e["release"] for e in charged} == {
+        "region size",
+        "update+loss+sketch",
+        "held-out scores",
+    }
+
+
+def test_a_device_that_cannot_adapt_costs_nobody_else(tmp_path: Path) -> None:
+    """The round goes on; a custom ClientApp need not answer."""
+    config = tiny_config(rounds=1, user_steps=3)
+    scripts = [steady(ones(100.0), adapt=crash), steady(ones(100.0))]
+    coordinator = coordinator_of(tmp_path, scripts, config)
+    coordinator.train(train_request(THETA))
+    assert coordinator.personalise(personalise_request(THETA, ones(0.0))).scored
+
+
+def test_a_panel_s_user_scores_are_the_fourth_column(tmp_path: Path) -> None:
+    """Asked for where the settings say that the panel consented; on the last round only."""
+    config = tiny_config(rounds=2, user_steps=1, user_scores="panel", evaluate_every=1)
+
+    def answer(request: ScoreRequest) -> ScoreReply:
+        return ScoreReply([10.0, 5.0, 6.0, 7.0][: 4 if request.with_user else 3])
+
+    coordinator = coordinator_of(tmp_path, [steady(ones(), metrics=answer)] * 2, config)
+    found = []
+    for round_ in (1, 2):
+        coordinator.train(train_request(THETA, round_))
+        found.append(coordinator.personalise(personalise_request(THETA, ones(0.0), round_)).scores)
+    assert found == [[20.0, 10.0, 12.0], [20.0, 10.0, 12.0, 14.0]]
 
 
 def test_noised_scores_are_charged_to_the_held_out_budget(tmp_path: Path) -> None:

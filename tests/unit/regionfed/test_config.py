@@ -126,6 +126,15 @@ def test_combinations_that_cannot_work_are_refused() -> None:
         Config.from_run_config({"regions": 2, "min-regions": 3})
 
 
+@pytest.mark.parametrize("release", ["noised", "off"])
+def test_scores_of_users_own_models_leave_with_consent_only(release: str) -> None:
+    """Noise on held-out scores would not cover the training examples behind them."""
+    both = {"user-scores": "panel", "evaluation-privacy": release}
+    with pytest.raises(ConfigurationError, match="needs evaluation-privacy='panel'"):
+        Config.from_run_config(both)
+    assert Config.from_run_config({**both, "evaluation-privacy": "panel"}).user_scores == "panel"
+
+
 def test_without_privacy_no_score_is_called_noised() -> None:
     """The record must not pretend."""
     config = Config.from_run_config({"privacy-mode": "none", "evaluation-privacy": "noised"})

@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 
 from regionfed.contract import (
     EXCHANGES,
+    AdaptReply,
+    AdaptRequest,
     GradientReply,
     GradientRequest,
     LossReply,
@@ -34,20 +36,22 @@ from regionfed.errors import ContractError
 from tests.conftest import part
 
 P, K = 5, 3
-LENGTHS = {"p": P, "k": K, "3*tasks": 6, "steps": 4, "labels": 2}
+LENGTHS = {"p": P, "k": K, "columns*tasks": 6, "steps": 4, "labels": 2}
 MODEL = torch.linspace(-1.0, 1.0, P)
 SKETCH = torch.linspace(-2.0, 2.0, K)
 
 MESSAGES: list[Any] = [
     RegionTrain(3, "layout", MODEL),
-    RegionUpdate("North", MODEL, SKETCH, 1.5, 99.5, 0.25, 0.5, -1.0, 2, [3.5, -1.0]),
+    RegionUpdate("North", MODEL, SKETCH, 1.5, 99.5, 0.25, 0.5, -1.0, [3.5, -1.0]),
     RegionPersonalise(3, "layout", 0.5, 0.25, 0.125, MODEL, MODEL + 1.0, SKETCH, 7.5, [3.0, 4.5]),
     RegionScores("North", "residual", "why", True, 1.0, 0.75, 2.0, 3.0, 4.0, [1.0] * 6, 8, 20),
     GradientRequest(3, "layout", 0.5, 1.0, 8.0, 2**62, K, MODEL, 2, 0.5),
     GradientReply(MODEL, SKETCH, 2.5),
+    AdaptRequest(3, "layout", 8, 0.001, 0.5, 0.5, 1.0, 0.25, MODEL, MODEL + 1.0),
+    AdaptReply(),
     LossRequest(3, "layout", 0.5, 1.0, [0.5, 1.0, 1.5, 2.0], MODEL, MODEL - 1.0),
     LossReply([0.5, -0.5, 0.0, 1.0]),
-    ScoreRequest(3, "layout", MODEL, MODEL + 0.5),
+    ScoreRequest(3, "layout", True, MODEL, MODEL + 0.5),
     ScoreReply([1.0, 0.5, 0.25, 2.0, 0.0, 1.0]),
     ProfileRequest("layout", 2),
     ProfileReply(600, [5.0, 7.0]),

@@ -146,6 +146,14 @@ def test_the_last_lines_give_the_result_and_absolute_paths(monkeypatch, tmp_path
         assert str(tmp_path / "runs" / "x" / name) in text
 
 
+def test_users_own_models_have_a_line_where_they_were_scored():
+    assert "user level" not in "\n".join(final_lines(summary(), RunFolder(Path("/runs/x"))))
+    lines = final_lines(summary(user=Score(0.65, 0.605, "north")), RunFolder(Path("/runs/x")))
+    (line,) = [line for line in lines if line.startswith("user level")]
+    assert "65.0 % (+2.0 points over the personalised); worst region 60.5 %" in line
+    assert max(map(len, lines)) <= COLUMNS + 20  # paths are not wrapped
+
+
 def test_a_failure_says_why_and_a_missing_evaluation_that_it_is_missing():
     failed = summary(
         status="failed",

@@ -43,7 +43,6 @@ def update(region: str, value: float, **fields: Any) -> RegionUpdate:
         update_noise_std=0.0,
         sketch_noise_std=0.0,
         epsilon=1.0,
-        quarantined=0,
     )
     return replace(base, **fields)
 

@@ -119,6 +119,15 @@ def make_run(root, *, names=("north", "south"), rounds=3, evaluated=True, **chan
     return folder
 
 
+def test_users_own_models_are_told_where_they_were_scored(tmp_path):
+    regions = {"north": RegionRecord(user=with_mean({"intent": 0.716}))}
+    assert "sers' own" not in page_of(make_run(tmp_path / "without")).text
+    own = {"mean": 0.727, "rrs": 0.716, "worst": "north"}
+    text = page_of(make_run(tmp_path / "with", user=own, regions=regions)).text
+    assert "users' own models: 72.7 %" in text
+    assert "Users' own" in text and "71.6" in text
+
+
 def page_of(folder):
     return Page(write_report(folder.path).read_text(encoding="utf-8"))
 

@@ -1,0 +1,1 @@
+"""The command ``regionfed``: one subcommand a file, named in `server_app.cli.main`."""

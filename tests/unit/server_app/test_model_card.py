@@ -1,0 +1,88 @@
+"""The page of an exported model: what the run knows, and no claim that it does not make."""
+
+from typing import Any
+
+import pytest
+
+from regionfed.config import Config
+from server_app.model_card import model_card
+
+
+def facts(**changes: Any) -> dict[str, Any]:
+    """Return the facts of a region's model after a finished run."""
+    config = Config.from_run_config(changes.pop("settings", {}))
+    scores = {"intent": 0.5, "spelling": None, "mean": 0.5}
+    return {
+        "run": "r1",
+        "status": "finished",
+        "rounds": 25,
+        "region": "UK",
+        "alpha": 0.75,
+        "rho": 1.25,
+        "examples": 6021,
+        "scores": {"global": scores, "personalised": {**scores, "intent": 0.625}},
+        "privacy": {"mode": "dp", "statement": "(3.995, 1e-05)-DP for somebody."},
+        "evaluation": {"release": "noised", "statement": "Sums were noised."},
+        "config": config.to_run_config(),
+        "versions": {"python": "3.11", "regionfed": "0.1.0"},
+        **changes,
+    }
+
+
+def test_a_region_s_page_has_all_of_it() -> None:
+    """Formula with its numbers, code, privacy, data, scores and versions."""
+    page = model_card(facts(), "load(folder)")
+    for said in (
+        "region UK",
+        "`theta + alpha_r * theta_r` with alpha_r = 0.75 and rho = 1.25, after 25 rounds",
+        "```python\nload(folder)\n```",
+        "(3.995, 1e-05)-DP for somebody.",
+        "this region has 6,021 examples (its size as released, with noise)",
+        "| intent | 50.0 | 62.5 | +12.5 |",
+        "| spelling | – | – | – |",
+        "Sums were noised.",
+        "RegionFed 0.1.0 (python 3.11)",
+    ):
+        assert said in page
+    assert page.startswith("---\nlibrary_name: transformers\n")
+
+
+def test_the_global_page_speaks_of_all_regions() -> None:
+    """No alpha, no region's table."""
+    scores = {"global": {"mean": 0.55, "rrs": 0.5, "worst": "MX"}}
+    page = model_card(
+        facts(region="global", alpha=None, rho=None, examples=None, scores=scores), ""
+    )
+    assert "Mean over regions 55.0 %, worst region 50.0 % (MX)" in page
+    assert "alpha" not in page and "| task |" not in page
+
+
+@pytest.mark.parametrize(
+    ("privacy", "said"),
+    [
+        ({}, "nothing is claimed"),
+        ({"mode": "dp", "noise_seeded": True, "statement": "S."}, "does not hold"),
+        ({"mode": "dp", "simulated_cohort": True, "statement": "S."}, "not a guarantee"),
+    ],
+)
+def test_what_weakens_the_privacy_is_said_before_it(privacy: dict[str, Any], said: str) -> None:
+    """As everywhere else; the statement itself stays word by word."""
+    page = model_card(facts(privacy=privacy), "")
+    assert said in page
+    assert page.find(said) < page.find("S.\n") or not privacy
+
+
+def test_without_privacy_and_evaluation_nothing_is_made_up() -> None:
+    """The size is exact then, and there is no table."""
+    none = {"mode": "none", "statement": "Privacy was switched off."}
+    page = model_card(
+        facts(
+            settings={"privacy-mode": "none"},
+            privacy=none,
+            scores={"global": None, "personalised": None},
+            evaluation={"release": "off", "statement": "No score left a region."},
+        ),
+        "",
+    )
+    assert "Privacy was switched off." in page and "with noise" not in page
+    assert "It was not evaluated." in page and "No score left a region." in page
