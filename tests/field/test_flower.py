@@ -17,7 +17,7 @@ from regionfed.records import RoundRecord
 from server_app.checkpoint import load_checkpoint
 from server_app.federation import prepare
 from server_app.progress import Progress
-from server_app.run import execute, simulate
+from server_app.run import execute, runs_root, simulate
 from tests.conftest import Run, run_rounds, tiny_config
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -183,7 +183,8 @@ def test_f9_paths_are_absolute_and_the_readme_tells_of_stream(
     so; absolute output paths are printed.
     """
     monkeypatch.chdir(tmp_path)
-    summary = execute(config_of(t5_folder, rounds=1, run_dir="here"))
+    assert runs_root(config_of(t5_folder, run_dir="here")) == ROOT / "here"
+    summary = execute(config_of(t5_folder, rounds=1, run_dir=str(tmp_path)))
     printed = capsys.readouterr().out
     for name, path in summary.paths.items():
         assert Path(path).is_absolute(), name

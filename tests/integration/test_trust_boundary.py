@@ -8,7 +8,7 @@ leaves a device: a user's own model does not.
 import json
 import pickle
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -483,7 +483,7 @@ def test_nothing_that_leaves_a_device_depends_on_the_user_s_model(
     heard: Overheard, t5_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Other users' models, same seeds: every byte of every device and region is the same."""
-    config = whole_config(t5_folder, user_steps=9, user_lr=0.1)
+    config = replace(heard.config, user_steps=9, user_lr=0.1)
     other = overhear(config, tmp_path, monkeypatch)
     for one, two in zip(users_of(heard), users_of(other), strict=True):
         assert not torch.allclose(one, two)
