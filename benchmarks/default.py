@@ -2,12 +2,13 @@
 
     python -m benchmarks.default --json benchmarks/results/default.json
 
-Implements      RegionFed with the accumulated residual, against the same job without
+Implements      RegionFed with each personaliser, against the same job without
                 personalisation (personaliser='none', rho = 0) at equal budget: each plans its own
                 noise for the same epsilon, so the baseline pays for no sketch and no vote.
 Dataset         the embedded retail queries: 8 regions of 10 devices of 600 examples.
 Hyperparameters the defaults of `regionfed.config`, except what `SETTINGS` and `LEVELS` say; steps
-                of both jobs chosen on validation examples (benchmarks/tuning.py).
+                of `residual` and `none` chosen on validation examples with equal budgets
+                (benchmarks/tuning.py); those of the others are the defaults, not tuned.
 Scores          last round; exact, as from a consenting panel; no round is chosen by its score.
 Runs            one per (level, personaliser, seed); a result that is there is not run again.
 """
@@ -30,13 +31,17 @@ LEVELS: dict[str, dict[str, str | float]] = {
     "epsilon 1": {"target-epsilon": 1.0},
     "no noise": {"privacy-mode": "none"},
 }
-PERSONALISERS = ("residual", "none")
-# Steps that did best on validation examples, with equal budgets: benchmarks/tuning.py.
+PERSONALISERS = ("residual", "none", "grad", "interp", "meta", "dynamic")
+# Steps that did best on validation examples: benchmarks/tuning.py.
 TUNED: dict[str, dict[str, float]] = {
     "residual": {"server-lr": 10.0, "residual-step": 24.0},
     "none": {"server-lr": 20.0},
 }
-SETTINGS: dict[str, str | int] = {"evaluation-privacy": "panel", "evaluate-every": 1000}
+SETTINGS: dict[str, str | int] = {
+    "evaluation-privacy": "panel",
+    "evaluate-every": 1000,
+    "user-steps": 0,
+}
 
 
 def main() -> None:
@@ -46,7 +51,7 @@ def main() -> None:
     rows: list[Row] = json.loads(path.read_text()) if path.exists() else []
     for level in options.levels:
         for seed in options.seeds:
-            for personaliser in PERSONALISERS:
+            for personaliser in options.personalisers:
                 wanted = {"level": level, "personaliser": personaliser, "seed": seed}
                 if any(wanted.items() <= row.items() for row in rows):
                     continue
@@ -59,20 +64,24 @@ def main() -> None:
 def table(rows: list[Row]) -> list[str]:
     """Return the results as a Markdown table: means over seeds, in points."""
     lines = [
-        "| privacy | seeds | no personalisation: mean / RRS | own global model: mean / RRS "
-        "| personalised: mean / RRS | RRS gain over both |",
-        "|---|---|---|---|---|---|",
+        "| privacy | personaliser | seeds | no personalisation: mean / RRS "
+        "| own global model: mean / RRS | personalised: mean / RRS | RRS gain over both |",
+        "|---|---|---|---|---|---|---|",
     ]
-    for level in dict.fromkeys(row["level"] for row in rows):
-        mine = [r for r in rows if r["level"] == level and r["personaliser"] == "residual"]
-        base = [r for r in rows if r["level"] == level and r["personaliser"] == "none"]
-        if not mine or not base:
+    for level, name in dict.fromkeys((row["level"], row["personaliser"]) for row in rows):
+        mine = [r for r in rows if r["level"] == level and r["personaliser"] == name]
+        seeds = [row["seed"] for row in mine]
+        base = [
+            r
+            for r in rows
+            if r["level"] == level and r["personaliser"] == "none" and r["seed"] in seeds
+        ]
+        if name == "none" or len(base) < len(mine):
             continue
         columns = [_scores(base, "global"), _scores(mine, "global"), _scores(mine, "personalised")]
         cells = " | ".join(f"{mean:.1f} / {rrs:.1f}" for mean, rrs in columns)
         gain = columns[2][1] - max(columns[0][1], columns[1][1])
-        seeds = ", ".join(str(row["seed"]) for row in mine)
-        lines.append(f"| {level} | {seeds} | {cells} | {gain:+.1f} |")
+        lines.append(f"| {level} | {name} | {', '.join(map(str, seeds))} | {cells} | {gain:+.1f} |")
     return lines
 
 
@@ -85,7 +94,7 @@ def _scores(rows: list[Row], model: str) -> tuple[float, float]:
 
 def _run(level: str, personaliser: str, seed: int, run_dir: str) -> Row:
     print(f"--- {level}, personaliser {personaliser}, seed {seed}", flush=True)
-    settings = {**SETTINGS, **TUNED[personaliser], **LEVELS[level]}
+    settings = {**SETTINGS, **TUNED.get(personaliser, {}), **LEVELS[level]}
     return measure({**settings, "seed": seed, "personaliser": personaliser, "run-dir": run_dir})
 
 
@@ -106,6 +115,8 @@ def measure(settings: Mapping[str, object]) -> Row:
                 "conflict": record.conflict,
                 "alpha": record.alpha,
                 "rho": record.rho,
+                "strategy": record.strategy,
+                "reason": record.reason,
                 "global": record.global_,
                 "personalised": record.personalised,
             }
@@ -124,6 +135,9 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--json", type=Path, default=Path("benchmarks/results/default.json"))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--levels", nargs="+", choices=list(LEVELS), default=list(LEVELS))
+    parser.add_argument(
+        "--personalisers", nargs="+", choices=PERSONALISERS, default=list(PERSONALISERS)
+    )
     parser.add_argument("--run-dir", default="runs", help="where the runs' folders go")
     return parser.parse_args()
 
