@@ -78,14 +78,19 @@ def table(rows: list[Row]) -> list[str]:
         ]
         if name == "none" or len(base) < len(mine):
             continue
-        columns = [_scores(base, "global"), _scores(mine, "global"), _scores(mine, "personalised")]
+        columns = [
+            scores_of(base, "global"),
+            scores_of(mine, "global"),
+            scores_of(mine, "personalised"),
+        ]
         cells = " | ".join(f"{mean:.1f} / {rrs:.1f}" for mean, rrs in columns)
         gain = columns[2][1] - max(columns[0][1], columns[1][1])
         lines.append(f"| {level} | {name} | {', '.join(map(str, seeds))} | {cells} | {gain:+.1f} |")
     return lines
 
 
-def _scores(rows: list[Row], model: str) -> tuple[float, float]:
+def scores_of(rows: list[Row], model: str) -> tuple[float, float]:
+    """Return mean and RRS of a model ("global" or "personalised"), in points, over some runs."""
     return (
         100.0 * statistics.fmean(row[model]["mean"] for row in rows),
         100.0 * statistics.fmean(row[model]["rrs"] for row in rows),
