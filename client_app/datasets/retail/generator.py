@@ -38,6 +38,7 @@ from client_app.datasets.retail.lexicon import (
     REGIONAL_WORDS,
     Family,
 )
+from client_app.datasets.validation import is_validation
 
 T = TypeVar("T")
 
@@ -200,7 +201,8 @@ def client_examples(
 def public_examples(seed: int, size: int, *, test: bool = False) -> tuple[Example, ...]:
     """Generate region-neutral examples, for pretraining (or, of the test kinds, to judge it).
 
-    No regional form, no spelling family and no local name occurs in them.
+    No regional form, no spelling family and no local name occurs in them, and no kind of query that
+    devices keep for validation.
     """
     rng = Random(f"retail/{seed}/public/{'test' if test else 'train'}")
     tasks = itertools.islice(itertools.cycle(TASKS), size)
@@ -268,7 +270,9 @@ def _on_side(rng: Random, task: str, intent: str, region: str, test: bool) -> Qu
         else:
             form = _forms(task, intent, region).draw(rng)
             query = written(rng, task, around(rng, (form, "")), "", form)
-        if is_test(group(query)) == test:
+        kind = group(query)
+        # Public examples leave out validation too, or settings would be chosen on what was learnt.
+        if is_test(kind) == test and (region or not is_validation(kind)):
             return query
 
 

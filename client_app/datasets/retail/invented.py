@@ -32,6 +32,7 @@ from client_app.datasets.retail.lexicon import (
     Family,
     Sense,
 )
+from client_app.datasets.validation import is_validation
 
 
 def _coined(count: int) -> tuple[str, ...]:
@@ -73,14 +74,15 @@ class InventedRegion:
         )
 
     def examples(self, rng: Random, size: int) -> list[Example]:
-        """Generate queries of kinds that are not tested on, the tasks in turn."""
+        """Generate queries, the tasks in turn; none is of a kind kept for test or validation."""
         return [self._example(rng, TASKS[i % len(TASKS)]) for i in range(size)]
 
     def _example(self, rng: Random, task: str) -> Example:
         while True:
             query, target = self._asked(rng, task)
-            if not is_test(group(query)):
-                return Example(task, query.source, target, group(query))
+            kind = group(query)
+            if not is_test(kind) and not is_validation(kind):
+                return Example(task, query.source, target, kind)
 
     def _asked(self, rng: Random, task: str) -> tuple[Query, str]:
         """Draw a query and its answer."""
@@ -97,7 +99,9 @@ class InventedRegion:
             key = pick(rng, tuple(self.families))
             family, right = self.families[key]
             query = family_query(rng, key, family, intent)
-            return query, " ".join(right if word == key else word for word, _ in query.words)
+            # The kind of a query is what is meant: another word, where this region reads it so.
+            words = tuple((right if word == key else word, kind) for word, kind in query.words)
+            return query._replace(words=words), " ".join(word for word, _ in words)
         form = pick(rng, tuple(self.senses))
         sense = self.senses[form]
         query = written(rng, task, around(rng, (form, "")), "", form)

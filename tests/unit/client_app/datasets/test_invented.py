@@ -2,10 +2,19 @@
 
 from random import Random
 
+from client_app.datasets.retail import public_examples
 from client_app.datasets.retail.generator import is_test
 from client_app.datasets.retail.invented import COINED, InventedRegion
-from client_app.datasets.retail.lexicon import INTENTS, NEUTRAL_WORDS, REGIONAL_WORDS, TYPES
+from client_app.datasets.retail.lexicon import (
+    CONTEXT,
+    INTENTS,
+    NEUTRAL_WORDS,
+    REGIONAL_WORDS,
+    TYPES,
+)
+from client_app.datasets.validation import is_validation
 
+SIZES = set(CONTEXT["size"])
 KNOWN = NEUTRAL_WORDS | set(COINED)
 
 
@@ -26,8 +35,19 @@ def test_no_real_regional_word_occurs():
                 assert words <= KNOWN
 
 
-def test_no_kind_of_query_that_a_device_is_tested_on_occurs():
-    assert not any(is_test(example.group) for _, examples in regions() for example in examples)
+def test_no_kind_of_query_that_is_kept_for_test_or_validation_occurs():
+    for _, examples in regions():
+        for example in examples:
+            # Not in the question, nor in the answer of a spelling, which may be another query.
+            kinds = {example.group}
+            if example.task == "spelling":
+                kinds.add(" ".join(sorted(w for w in example.target.split() if w not in SIZES)))
+            assert not any(is_test(kind) or is_validation(kind) for kind in kinds)
+
+
+def test_public_examples_leave_out_both_too():
+    examples = public_examples(0, 3000)
+    assert not any(is_test(e.group) or is_validation(e.group) for e in examples)
 
 
 def test_coined_words_are_words_of_nobody():
