@@ -5,9 +5,9 @@
 Two parts: it learns the tasks, with noise on its weights, then to be taught (meta_learning.py).
 
 The model sees no regional query, no regional spelling and no kind of query that any device keeps
-for test or validation. The tokenizer is trained on the lexicon, regional words included, so that they split
-into few pieces; it learns nothing of their meaning. With equal versions of torch, transformers
-and tokenizers on one kind of processor, two runs write equal files.
+for test or validation. The tokenizer is trained on the lexicon, regional words included, so that
+they split into few pieces; it learns nothing of their meaning. With equal versions of torch,
+transformers and tokenizers on one kind of processor, two runs write equal files.
 """
 
 import argparse
