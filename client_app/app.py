@@ -5,6 +5,7 @@ to the region's coordinator only. Examples, and whatever is made of a single one
 does the user's own model.
 """
 
+import logging
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -49,7 +50,8 @@ from regionfed.contract import (
     decode,
     encode,
 )
-from regionfed.errors import ContractError
+from regionfed.discretion import discreet
+from regionfed.errors import ContractError, RunError
 from regionfed.randomness import derive_seed, randomness_source
 from regionfed.records import with_mean
 from regionfed.sketch import sketch_signs
@@ -135,10 +137,13 @@ class Device:
             )
 
 
+log = logging.getLogger(__name__)
+
 app = ClientApp()
 
 
 @app.train("gradient")
+@discreet("this device")
 def gradient(message: Message, context: Context) -> Message:
     """Answer `GradientRequest`."""
     device = Device.of(context)
@@ -162,6 +167,7 @@ def gradient(message: Message, context: Context) -> Message:
 
 
 @app.train("adapt")
+@discreet("this device")
 def adapt(message: Message, context: Context) -> Message:
     """Answer `AdaptRequest`: the user's model goes to the device's own folder, nowhere else."""
     device = Device.of(context)
@@ -169,27 +175,33 @@ def adapt(message: Message, context: Context) -> Message:
     request = decode(AdaptRequest, message.content, {"p": bench.layout.size})
     device.same_layout(request.layout)
     who = device.identity
-    own = adapt_user(
-        bench.task,
-        bench.layout,
-        RegionModel(request.personalised, request.update, request.update_noise_std),
-        device.data.train,
-        Settings(
-            steps=request.steps,
-            learning_rate=request.learning_rate,
-            clip_norm=request.clip_norm,
-            alpha_min=request.alpha_min,
-            alpha_gain=request.alpha_gain,
-            microbatch=bench.config.microbatch,
-            seed=derive_seed(bench.config.seed, request.round, who.region, who.index),
-        ),
-    )
+    try:
+        own = adapt_user(
+            bench.task,
+            bench.layout,
+            RegionModel(request.personalised, request.update, request.update_noise_std),
+            device.data.train,
+            Settings(
+                steps=request.steps,
+                learning_rate=request.learning_rate,
+                clip_norm=request.clip_norm,
+                alpha_min=request.alpha_min,
+                alpha_gain=request.alpha_gain,
+                microbatch=bench.config.microbatch,
+                seed=derive_seed(bench.config.seed, request.round, who.region, who.index),
+            ),
+        )
+    except RunError:
+        # Not even that it diverged is told: it depends on the user's examples.
+        log.exception("no model of this user's own")
+        return _reply(message, AdaptReply())
     base = fingerprint(request.personalised)
     save_user(state_folder(context), UserModel(own, who.region, request.layout, base))
     return _reply(message, AdaptReply())
 
 
 @app.evaluate("loss")
+@discreet("this device")
 def loss(message: Message, context: Context) -> Message:
     """Answer `LossRequest`."""
     device = Device.of(context)
@@ -210,6 +222,7 @@ def loss(message: Message, context: Context) -> Message:
 
 
 @app.evaluate("metrics")
+@discreet("this device")
 def metrics(message: Message, context: Context) -> Message:
     """Answer `ScoreRequest`."""
     device = Device.of(context)
@@ -257,6 +270,7 @@ def _own_scores(
 
 
 @app.query("profile")
+@discreet("this device")
 def profile(message: Message, context: Context) -> Message:
     """Answer `ProfileRequest`."""
     device = Device.of(context)

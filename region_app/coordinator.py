@@ -36,7 +36,7 @@ from regionfed.contract import (
     ScoreReply,
     ScoreRequest,
 )
-from regionfed.errors import RunError
+from regionfed.errors import PrivacyError, RunError
 from regionfed.personaliser import Personaliser, Query, Released
 from regionfed.privacy.ledger import Ledger
 from regionfed.privacy.mechanism import GaussianSum
@@ -202,7 +202,8 @@ class Coordinator:
                 strategy=proposal.strategy,
                 reason=proposal.reason,
             )
-        if self._personaliser.searches_rho and searches_rho(config, request.round):
+        anew = not self._personaliser.accumulates
+        if self._personaliser.searches_rho and searches_rho(config, request.round, anew=anew):
             state = self._search_rho(request, state)
         if adapts(config, request.round):
             self._adapt(request, own["update"], state)
@@ -224,7 +225,7 @@ class Coordinator:
             rho_evaluations=state.rho_evaluations,
             rho_messages=state.rho_messages,
         )
-        # The state first: a crash in between repeats the scoring, and loses no round.
+        # The state first: after a crash in between the round is done again, from what is kept.
         self._states.save(state)
         self._states.save_release("scores", request.round, {}, asdict(answer))
         return answer
@@ -243,6 +244,11 @@ class Coordinator:
         def query(point: torch.Tensor, inner_step: float = 0.0) -> torch.Tensor:
             nonlocal asked
             asked += 1
+            if asked > self._plan.queries:
+                raise PrivacyError(
+                    f"personaliser='{self._config.personaliser}' asks for more gradients than the "
+                    f"{self._plan.queries} that it states and that noise was planned for."
+                )
             name = f"query-{asked}"
             if (saved := self._states.load_release(name, request.round)) is not None:
                 return saved[0]["gradient"]
@@ -268,7 +274,7 @@ class Coordinator:
             state,
             rho=best_rho(points, votes, low, high, config.rho_evaluations, zero=not published),
             rho_evaluations=state.rho_evaluations + len(points),
-            rho_messages=state.rho_messages + len(self._nodes),
+            rho_messages=state.rho_messages + self._devices,
         )
 
     def _votes(
@@ -312,6 +318,8 @@ class Coordinator:
         log.info("region %s: %d of %d devices adapted", self._region, done, len(self._nodes))
 
     def _score(self, request: RegionPersonalise, state: RegionState) -> list[float]:
+        if (saved := self._states.load_release("score-sums", request.round)) is not None:
+            return [float(v) for v in saved[0]["scores"]]
         columns = score_columns(self._config, request.round)
         asked = ScoreRequest(
             round=request.round,
@@ -324,8 +332,9 @@ class Coordinator:
         sums = torch.zeros(length)
         for reply in self._ask(asked, ScoreReply, {"columns*tasks": length}):
             sums += torch.tensor(reply.scores)
-        released = self._release(self._plan.scores, {"scores": sums}, request.round)["scores"]
-        return [float(v) for v in released]
+        released = self._release(self._plan.scores, {"scores": sums}, request.round)
+        self._states.save_release("score-sums", request.round, released, {})
+        return [float(v) for v in released["scores"]]
 
     # -------------------------------------------------------------------------- gradients
     def _gradient_request(
@@ -458,4 +467,4 @@ class Coordinator:
 
     def _require_answers(self, answered: int) -> None:
         if not answered:
-            raise RunError(f"region {self._region}: none of {len(self._nodes)} devices answered.")
+            raise RunError(f"region {self._region}: none of its devices answered.")

@@ -36,6 +36,7 @@ PROFILES: dict[str, dict[str, Value]] = {
         "clip_norm": 1.0,
         "noise_multiplier": 4.0,
         "sampling_rate": 0.1,
+        "user_steps": 0,
     },
 }
 
@@ -81,7 +82,7 @@ class Config:
     # The run
     profile: str = setting(
         "practical",
-        "'practical', or 'paper' (the published formulas to the letter): a set of defaults; it "
+        "'practical', or 'paper' (the published formulas and settings): a set of defaults; it "
         "replaces every setting that has its practical default, any other value stays",
         choices=tuple(PROFILES),
     )
@@ -250,7 +251,7 @@ class Config:
 
     noise_limit: float = setting(
         0.06,
-        "most noise (std) that training may put on a weight; larger steps are cut to it",
+        "most noise (std) that the steps may put on a weight, before alpha and rho scale it",
         low=0.0,
         open_low=True,
         high=1e6,
@@ -309,6 +310,18 @@ class Config:
             raise ConfigurationError(
                 "clipping='region-mean' bounds no example, so that no sketch can be released: "
                 "set conflict='raw' or 'debiased'."
+            )
+        if self.noise_multiplier > 0.0 and self.target_epsilon != type(self).target_epsilon:
+            raise ConfigurationError(
+                f"noise-multiplier={self.noise_multiplier:g} sets the noise, so that "
+                f"target-epsilon={self.target_epsilon:g} cannot: give one of them (profile='paper' "
+                f"sets the multiplier)."
+            )
+        if self.clipping == "region-mean" and self.user_steps:
+            # A user's clipped gradients and the clip of a region's mean are not comparable.
+            raise ConfigurationError(
+                "clipping='region-mean' leaves nothing to weigh a user's model against: "
+                "set user-steps=0."
             )
         if self.privacy_mode == "none" and self.evaluation_privacy == "noised":
             # Without privacy nothing is noised; say it in the record rather than pretend.

@@ -69,6 +69,7 @@ class RegionUpdate:
     the expected batch. `examples` and `histogram` (of labels; empty where nothing needs it) were
     one joint release, noised, when the run began. The noise levels and `epsilon` (-1 where privacy
     is off) depend on no data. How many devices answered, or were refused, is not told.
+    (An error that ends a region's round may say how many of its declared devices have joined.)
     """
 
     region: str

@@ -80,6 +80,9 @@ class RegionRecord:
         Distance to the global update, weight and step of the personalisation.
     strategy, reason : str or None
         Personaliser in use, and why this one; or why the region has no result.
+    epsilon : float or None
+        Spent on its training examples so far, by its own ledger; None without privacy, and
+        before it has told.
     rho_evaluations, rho_messages : int
         What its searches for rho have cost so far: points that a device evaluated, and messages
         that all devices were sent.
@@ -97,6 +100,7 @@ class RegionRecord:
     reason: str | None = None
     global_: TaskScores | None = None
     personalised: TaskScores | None = None
+    epsilon: float | None = None
     rho_evaluations: int = 0
     rho_messages: int = 0
     user: TaskScores | None = None

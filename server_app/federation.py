@@ -46,6 +46,7 @@ def prepare(config: Config) -> Federation:
         config,
         sketch=personaliser.measures_conflict and config.conflict == "sketch",
         votes=personaliser.searches_rho,
+        anew=not personaliser.accumulates,
         queries=personaliser.queries,
         labels=len(labels_of(dataset)) if personaliser.compares_labels else 0,
     )

@@ -107,6 +107,8 @@ class RunResult:
             )
         config, state = load_checkpoint(folder.path)
         summary = _summary(folder.summary)
+        if summary.get("rounds") != state.round:
+            summary = {}  # of an earlier stop: neither its scores nor its epsilon are of this model
         if summary.get("status") != "finished" and not unfinished:
             status = summary.get("status", "is still running, or was killed")
             raise RunError(

@@ -247,8 +247,8 @@ def warnings(config: Config, federation: Federation) -> list[str]:
     if config.clipping == "region-mean":
         whole = region_epsilon(config, plan, config.rounds)
         said.append(
-            f"epsilon per region, of its updates and gradients alone: {whole.present:.3g} (that it "
-            f"took part), {whole.replaced:.3g} (which data it has); all regions are in every round."
+            f"epsilon per region, of its updates and gradients alone: {whole.emptied:.3g} (data "
+            f"or none), {whole.replaced:.3g} (which data); all regions are in every round, by name."
         )
     regions = len(federation.regions)
     devices = sum(federation.devices.values())

@@ -60,7 +60,12 @@ def summarise(
         global_=mean_and_rrs(_means(regions, "global_")),
         personalised=mean_and_rrs(_means(regions, "personalised")),
         regions=regions,
-        privacy=_privacy(config, federation.plan, done, last.epsilon if last else 0.0),
+        privacy=_privacy(
+            config,
+            federation.plan,
+            done,
+            max((row.epsilon for row in rows if row.epsilon is not None), default=None),
+        ),
         evaluation=_evaluation(config, federation.plan, done),
         failures=[failure for row in rows for failure in row.failures],
         seconds=seconds,
@@ -136,15 +141,16 @@ def _privacy(config: Config, plan: PrivacyPlan, rounds: int, spent: float | None
             unit=config.unit,
             statement="Privacy was switched off: updates left the regions without noise.",
         )
-    units = {"example": spent or 0.0}
+    units = {} if spent is None else {"example": spent}
     whole = ""
     if config.clipping == "region-mean":
         region = region_epsilon(config, plan, rounds)
-        units |= {"region taking part": region.present, "region replaced": region.replaced}
+        units |= {"region emptied": region.emptied, "region replaced": region.replaced}
         whole = (
             f" For a region as a whole, of its updates and gradients alone: epsilon "
-            f"{region.present:.3f} for whether it took part, {region.replaced:.3f} for which data "
-            f"it has; loss, size and votes promise a region nothing."
+            f"{region.emptied:.3f} for whether its mean is of data or zero, {region.replaced:.3f} "
+            f"for which data it has; that it takes part is known; loss, size and votes promise a "
+            f"region nothing."
         )
     sampling = f"Poisson, rate {config.sampling_rate:g} of the examples in each round"
     return PrivacySummary(
@@ -159,7 +165,7 @@ def _privacy(config: Config, plan: PrivacyPlan, rounds: int, spent: float | None
         clip_norm=config.clip_norm,
         events=_events(config, plan, rounds),
         statement=(
-            f"({spent or 0.0:.3f}, {config.delta:g})-DP for each training example against everyone "
+            f"{_bound(spent, config.delta)} for each training example against everyone "
             f"outside of its region's coordinator; {NEIGHBOURING}; {sampling}; accountant "
             f"{ACCOUNTANT}.{whole}{_panel_exception(config)}"
         ),
@@ -167,6 +173,12 @@ def _privacy(config: Config, plan: PrivacyPlan, rounds: int, spent: float | None
         noise_seeded=config.noise_seed >= 0,
         units=units,
     )
+
+
+def _bound(spent: float | None, delta: float) -> str:
+    if spent is None:
+        return "Unknown (no region has told yet what its ledger holds)"
+    return f"({spent:.3f}, {delta:g})-DP"
 
 
 def _panel_exception(config: Config) -> str:
@@ -181,7 +193,7 @@ def _panel_exception(config: Config) -> str:
 def _events(config: Config, plan: PrivacyPlan, rounds: int) -> list[dict[str, object]]:
     """Say what each region has released so far; its ledger holds every single event."""
     done = range(1, rounds + 1)
-    votes = sum(searches_rho(config, r) for r in done) if _votes(config, plan) else 0
+    votes = sum(plan.votes and searches_rho(config, r, anew=plan.anew) for r in done)
     uses = (
         (plan.size, 1 if rounds else 0, "server"),
         (plan.update, rounds, "server"),
@@ -191,10 +203,6 @@ def _events(config: Config, plan: PrivacyPlan, rounds: int) -> list[dict[str, ob
         (plan.scores, sum(evaluates(config, r) for r in done), "server"),
     )
     return [_event_row(mechanism, count, to) for mechanism, count, to in uses if count]
-
-
-def _votes(config: Config, plan: PrivacyPlan) -> bool:
-    return plan.votes and config.rho_every > 0
 
 
 def _event_row(mechanism: GaussianSum, count: int, to: str) -> dict[str, object]:

@@ -189,7 +189,9 @@ class RegionFed(Strategy):
             )
         for u in updates:
             name = u.region
-            self._records[name] = replace(self._records[name], examples=round(u.examples))
+            self._records[name] = replace(
+                _spent(self._records[name], u.epsilon), examples=round(u.examples)
+            )
         loss = statistics.fmean(u.loss for u in updates)
         return ArrayRecord(to_arrays("theta", self._theta)), MetricRecord({"loss": loss})
 
@@ -233,7 +235,7 @@ class RegionFed(Strategy):
         }
         for _, reply in self._sound(server_round, replies, self._updates, RegionScores, lengths):
             record = replace(
-                self._records[reply.region],
+                _spent(self._records[reply.region], reply.epsilon),
                 conflict=reply.conflict,
                 alpha=reply.alpha,
                 rho=reply.rho,
@@ -335,7 +337,8 @@ class RegionFed(Strategy):
         return replace(self.state(), theta=theta, average=theta)
 
     def _record(self, rounds: int, metrics: MetricRecord | None, seconds: float) -> RoundRecord:
-        epsilons = [u.epsilon for u in self._updates.values()]
+        unbounded = any(u.epsilon < 0.0 for u in self._updates.values())
+        epsilons = [r.epsilon for r in self._records.values() if r.epsilon is not None]
         loss = metrics["loss"] if metrics is not None else None
         return RoundRecord(
             round=self._round,
@@ -347,8 +350,9 @@ class RegionFed(Strategy):
             personalised=mean_and_rrs(self._means("personalised")) if self._evaluated else None,
             user=_known(mean_and_rrs(self._means("user"))),
             regions=dict(self._records),
-            # Regions hold different people: the largest epsilon is everybody's bound.
-            epsilon=max(epsilons) if epsilons and min(epsilons) >= 0.0 else None,
+            # Regions hold different people: the largest epsilon is everybody's bound, also that
+            # of a region which spent it and then failed.
+            epsilon=None if unbounded else max(epsilons, default=None),
             seconds=seconds,
         )
 
@@ -427,6 +431,11 @@ class RegionFed(Strategy):
 
 def _known(score: Score) -> Score | None:
     return score if score.mean is not None else None
+
+
+def _spent(record: RegionRecord, epsilon: float) -> RegionRecord:
+    """Note what a region's ledger says; it never goes down, and -1 stands for no privacy."""
+    return replace(record, epsilon=max(epsilon, record.epsilon or 0.0)) if epsilon >= 0 else record
 
 
 def _ratio(total: float, count: float) -> float | None:

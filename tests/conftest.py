@@ -317,6 +317,7 @@ def coordinator_of(
             config,
             sketch=person.measures_conflict and config.conflict == "sketch",
             votes=person.searches_rho,
+            anew=not person.accumulates,
             queries=person.queries,
             labels=labels if person.compares_labels else 0,
         ),

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from regionfed.config import Config
-from regionfed.errors import PrivacyError
+from regionfed.errors import ConfigurationError, PrivacyError
 from regionfed.privacy.accountant import Release, count_releases, epsilon
 from regionfed.privacy.mechanism import GaussianSum, Part
 
@@ -42,6 +42,8 @@ class PrivacyPlan:
         Held-out scores, in the rounds that evaluate.
     votes : bool
         Whether the run searches for rho at all.
+    anew : bool
+        Whether theta_r is built anew, so that rho is searched wherever it is.
     sketch_size : int
         Dimensions of the sketch that updates carry; 0 for none.
     queries : int
@@ -58,15 +60,21 @@ class PrivacyPlan:
     size: GaussianSum
     scores: GaussianSum
     votes: bool
+    anew: bool
     sketch_size: int
     queries: int
     labels: int
     budgets: dict[str, float]
 
 
-def searches_rho(config: Config, round_: int) -> bool:
-    """Say whether a round searches for rho."""
-    return config.rho_every > 0 and round_ % config.rho_every == 0
+def searches_rho(config: Config, round_: int, *, anew: bool) -> bool:
+    """Say whether a round searches for rho: every n-th, and wherever theta_r is built anew.
+
+    A direction that was built anew is another one, about which the last rho says nothing.
+    """
+    return config.rho_every > 0 and (
+        personalises(config, round_) if anew else round_ % config.rho_every == 0
+    )
 
 
 def evaluates(config: Config, round_: int) -> bool:
@@ -77,11 +85,12 @@ def evaluates(config: Config, round_: int) -> bool:
 
 
 def personalises(config: Config, round_: int) -> bool:
-    """Say whether a round needs theta_r anew: it searches for rho, evaluates, or is the last.
+    """Say whether a round needs theta_r anew: rho is due, it evaluates, or it is the last.
 
     Only then a personaliser that builds theta_r from scratch does so, and pays for it.
     """
-    return searches_rho(config, round_) or evaluates(config, round_) or round_ == config.rounds
+    due = config.rho_every > 0 and round_ % config.rho_every == 0
+    return due or evaluates(config, round_) or round_ == config.rounds
 
 
 def adapts(config: Config, round_: int) -> bool:
@@ -100,7 +109,13 @@ def score_columns(config: Config, round_: int) -> int:
 
 
 def plan_privacy(
-    config: Config, *, sketch: bool, votes: bool, queries: int = 0, labels: int = 0
+    config: Config,
+    *,
+    sketch: bool,
+    votes: bool,
+    anew: bool = False,
+    queries: int = 0,
+    labels: int = 0,
 ) -> PrivacyPlan:
     """Plan every release of a run, from a target epsilon or at the noise that is set.
 
@@ -114,6 +129,8 @@ def plan_privacy(
         Whether updates carry a sketch.
     votes : bool
         Whether the personaliser searches for rho.
+    anew : bool
+        Whether it builds theta_r anew, instead of accumulating it.
     queries : int
         The most gradients that one step of the personaliser asks for.
     labels : int
@@ -123,9 +140,16 @@ def plan_privacy(
     ------
     PrivacyError
         If no noise reaches the target, naming what to change.
+    ConfigurationError
+        If a personaliser accumulates and asks for gradients: it would ask in every round.
     """
+    if queries and not anew:
+        raise ConfigurationError(
+            f"personaliser='{config.personaliser}' accumulates and asks for {queries} gradients a "
+            f"step, which would be paid for in every round: set accumulates=False or queries=0."
+        )
     rounds = range(1, config.rounds + 1)
-    vote_count = sum(searches_rho(config, r) for r in rounds) if votes else 0
+    vote_count = sum(searches_rho(config, r, anew=anew) for r in rounds) if votes else 0
     score_count = sum(evaluates(config, r) for r in rounds)
     query_count = queries * sum(personalises(config, r) for r in rounds)
     ratio = config.auxiliary_noise_ratio
@@ -163,6 +187,7 @@ def plan_privacy(
                 "held-out scores", HELD_OUT, unit, 1.0, (Part("scores", 3**0.5, z_scores),)
             ),
             votes=votes,
+            anew=anew,
             sketch_size=config.sketch_size if sketch else 0,
             queries=queries,
             labels=labels,
@@ -202,13 +227,14 @@ class RegionEpsilon:
 
     Attributes
     ----------
-    present : float
-        Epsilon of whether the region took part at all (add or remove: sensitivity C).
+    emptied : float
+        Epsilon of whether its mean is of data or zero (sensitivity C). That the region takes part
+        is known: its updates bear its name.
     replaced : float
         Epsilon of which data it has (replaced by any other: sensitivity 2 C).
     """
 
-    present: float
+    emptied: float
     replaced: float
 
 

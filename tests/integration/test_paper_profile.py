@@ -59,7 +59,7 @@ def test_epsilon_is_what_the_mechanism_has(ran: tuple[Summary, list[str]], t5_fo
     assert privacy.target_epsilon == plan.budgets[TRAIN]
     assert privacy.epsilon is not None and privacy.epsilon <= plan.budgets[TRAIN]
     assert privacy.units["example"] == privacy.epsilon
-    assert privacy.units["region taking part"] < privacy.units["region replaced"]
+    assert privacy.units["region emptied"] < privacy.units["region replaced"]
     assert "promise a region nothing" in privacy.statement
     assert any("epsilon per region" in line for line in said)
 

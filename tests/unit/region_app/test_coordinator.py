@@ -10,7 +10,7 @@ import pytest
 import torch
 from scipy import stats
 
-from region_app.state import StateFolder
+from region_app.state import RegionState, StateFolder
 from regionfed.config import Config
 from regionfed.contract import (
     AdaptRequest,
@@ -292,7 +292,7 @@ def test_when_no_device_answers_the_region_sits_out_and_releases_nothing(tmp_pat
     """An error that says so; the update is not charged."""
     scripts = [steady(ones(), gradient=crash), steady(ones(), gradient=crash)]
     coordinator = coordinator_of(tmp_path, scripts, tiny_config())
-    with pytest.raises(RunError, match="none of 2 devices answered"):
+    with pytest.raises(RunError, match="none of its devices answered"):
         coordinator.train(train_request(THETA))
     assert [e["release"] for e in ledger_of(tmp_path)] == ["region size"]
 
@@ -550,6 +550,28 @@ def test_a_retried_personalise_returns_the_same_answer_and_charges_nothing(
     expected = script.asked[-1].point
     coordinator_of(tmp_path, [script], config).train(train_request(THETA, 2))
     assert torch.equal(script.asked[-1].point, expected)
+
+
+def test_a_crash_after_scoring_charges_no_second_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """D10: the held-out budget is planned to the last release; one more would end the run."""
+    config = tiny_config(noise_seed=-1, rho_every=1, evaluate_every=1, evaluation_privacy="noised")
+    script = steady(ones(100.0))
+    first = coordinator_of(tmp_path, [script], config)
+    first.train(train_request(THETA))
+
+    def die(folder: StateFolder, state: RegionState) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StateFolder, "save", die)
+        with pytest.raises(KeyboardInterrupt):
+            first.personalise(personalise_request(THETA, ones(0.0)))
+    charged = ledger_of(tmp_path)
+    again = coordinator_of(tmp_path, [script], config)
+    again.personalise(personalise_request(THETA, ones(0.0)))
+    assert ledger_of(tmp_path) == charged
 
 
 def test_a_restarted_coordinator_goes_on_where_it_was(tmp_path: Path) -> None:

@@ -159,7 +159,7 @@ def test_theta_moves_against_the_mean_of_the_updates() -> None:
         assert torch.equal(asked.theta, THETA)
     assert done.records[0].answered == ["North", "South", "West"]
     assert done.records[0].loss == pytest.approx(3.0)
-    assert done.records[0].epsilon == 1.0
+    assert done.records[0].epsilon == 2.0  # what personalising cost is in it
 
 
 def test_the_next_round_starts_from_the_new_theta() -> None:
@@ -249,6 +249,8 @@ def test_epsilon_of_the_round_is_the_largest_of_the_regions() -> None:
     """Regions hold different people; where one has no privacy, none is claimed."""
     some = [region(n, 1.0, epsilon=e) for n, e in zip(NAMES.values(), (0.5, 2.5, 1.0), strict=True)]
     assert run(some).records[0].epsilon == 2.5
+    spent = {name: r.epsilon for name, r in run(some).records[0].regions.items()}
+    assert spent == dict(zip(NAMES.values(), (2.0, 2.5, 2.0), strict=True))
     off = [region(n, 1.0, epsilon=e) for n, e in zip(NAMES.values(), (0.5, -1.0, 1.0), strict=True)]
     assert run(off).records[0].epsilon is None
 

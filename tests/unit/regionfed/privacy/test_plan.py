@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from regionfed.config import Config
-from regionfed.errors import PrivacyError
+from regionfed.errors import ConfigurationError, PrivacyError
 from regionfed.privacy.accountant import count_releases, epsilon
 from regionfed.privacy.ledger import Ledger
 from regionfed.privacy.plan import (
@@ -35,7 +35,7 @@ def spent(plan: PrivacyPlan, config: Config, *, votes: bool = True) -> dict[str,
     used = [plan.size]
     for round_ in range(1, config.rounds + 1):
         used.append(plan.update)
-        if votes and searches_rho(config, round_):
+        if votes and searches_rho(config, round_, anew=plan.anew):
             used.append(plan.vote)
         if personalises(config, round_):
             used += [plan.query] * plan.queries
@@ -73,7 +73,7 @@ def test_the_ledger_accepts_the_whole_plan_and_not_one_release_more(tmp_path: An
     ledger.charge(plan.size.event("North", 0))
     for round_ in range(1, config.rounds + 1):
         ledger.charge(plan.update.event("North", round_))
-        if searches_rho(config, round_):
+        if searches_rho(config, round_, anew=False):
             ledger.charge(plan.vote.event("North", round_))
         if evaluates(config, round_):
             ledger.charge(plan.scores.event("North", round_))
@@ -134,10 +134,10 @@ def test_rounds_that_search_and_evaluate() -> None:
     """Every n-th round; the last is always evaluated; 0 and 'off' are never."""
     config = config_of(rounds=7, rho_every=3, evaluate_every=3)
     rounds = range(1, 8)
-    assert [r for r in rounds if searches_rho(config, r)] == [3, 6]
+    assert [r for r in rounds if searches_rho(config, r, anew=False)] == [3, 6]
     assert [r for r in rounds if evaluates(config, r)] == [3, 6, 7]
     never = replace(config, rho_every=0, evaluation_privacy="off")
-    assert not any(searches_rho(never, r) or evaluates(never, r) for r in rounds)
+    assert not any(searches_rho(never, r, anew=False) or evaluates(never, r) for r in rounds)
 
 
 # -------------------------------------------------------------------------------- extra gradients
@@ -146,7 +146,7 @@ def test_rounds_that_search_and_evaluate() -> None:
 def test_extra_gradients_and_labels_are_planned_for(queries: int, labels: int) -> None:
     """The whole run spends its target; the noise on an update is what pays."""
     config = config_of(size_noise_multiplier=50.0)
-    plan = plan_privacy(config, sketch=True, votes=True, queries=queries, labels=labels)
+    plan = plan_privacy(config, sketch=True, votes=True, anew=True, queries=queries, labels=labels)
     assert 0.98 * config.target_epsilon <= spent(plan, config)[TRAIN] <= config.target_epsilon
     bare = plan_privacy(config, sketch=True, votes=True)
     assert plan.update.noise_multiplier > bare.update.noise_multiplier
@@ -164,6 +164,22 @@ def test_theta_r_is_needed_where_rho_is_searched_at_evaluations_and_at_the_end()
     assert [r for r in range(1, 11) if personalises(silent, r)] == [10]
 
 
+def test_rho_is_searched_for_wherever_theta_r_is_built_anew() -> None:
+    """The last rho says nothing about another direction; each search is planned."""
+    config = config_of(rounds=10, rho_every=4, evaluate_every=3, size_noise_multiplier=50.0)
+    rounds = range(1, 11)
+    assert [r for r in rounds if searches_rho(config, r, anew=True)] == [3, 4, 6, 8, 9, 10]
+    assert not any(searches_rho(replace(config, rho_every=0), r, anew=True) for r in rounds)
+    plan = plan_privacy(config, sketch=True, votes=True, anew=True)
+    assert spent(plan, config)[TRAIN] <= config.target_epsilon
+
+
+def test_gradients_in_every_round_are_refused() -> None:
+    """They would be paid for in every round."""
+    with pytest.raises(ConfigurationError, match="accumulates and asks for 2"):
+        plan_privacy(config_of(), sketch=True, votes=True, queries=2)
+
+
 # -------------------------------------------------------------------------- noise that is set
 def published(**settings: Any) -> Config:
     base = {"profile": "paper", "size-noise-multiplier": 1e4, "auxiliary-noise-ratio": 1e3}
@@ -172,10 +188,10 @@ def published(**settings: Any) -> Config:
 
 def test_noise_that_is_set_is_used_and_epsilon_follows() -> None:
     """The budget is what the run will really spend, whatever the target says."""
-    config = config_of(noise_multiplier=2.0, target_epsilon=0.01)
-    plan = plan_privacy(config, sketch=True, votes=True, queries=1)
+    config = config_of(noise_multiplier=2.0, target_epsilon=4.0)
+    plan = plan_privacy(config, sketch=True, votes=True, anew=True, queries=1)
     assert plan.update.parts[0].noise_std == 2.0 * config.clip_norm
-    assert plan.budgets[TRAIN] == spent(plan, config)[TRAIN] > config.target_epsilon
+    assert plan.budgets[TRAIN] == spent(plan, config)[TRAIN]
 
 
 def test_the_published_settings_have_the_epsilons_that_they_have() -> None:
@@ -188,7 +204,7 @@ def test_the_published_settings_have_the_epsilons_that_they_have() -> None:
     assert plan.update.parts[0].bound == 2.0 and plan.update.parts[0].noise_std == 4.0
     assert plan.budgets[TRAIN] == pytest.approx(1.65, abs=0.01)
     region = region_epsilon(config, plan, config.rounds)
-    assert region.present == pytest.approx(8.6, abs=0.01)
+    assert region.emptied == pytest.approx(8.6, abs=0.01)
     assert region.replaced == pytest.approx(20.68, abs=0.01)
     own = replace(config, clipping="example")
     budgets = plan_privacy(own, sketch=False, votes=False).budgets
@@ -198,8 +214,10 @@ def test_the_published_settings_have_the_epsilons_that_they_have() -> None:
 def test_extra_gradients_count_for_the_region_too() -> None:
     """Every gradient is one more look at the same region."""
     config = published()
-    bare, more = (plan_privacy(config, sketch=False, votes=False, queries=q) for q in (0, 1))
-    assert region_epsilon(config, more, 50).present > region_epsilon(config, bare, 50).present
+    bare, more = (
+        plan_privacy(config, sketch=False, votes=False, anew=True, queries=q) for q in (0, 1)
+    )
+    assert region_epsilon(config, more, 50).emptied > region_epsilon(config, bare, 50).emptied
 
 
 def test_the_noise_on_each_weight_is_foreseen() -> None:
@@ -208,7 +226,9 @@ def test_the_noise_on_each_weight_is_foreseen() -> None:
     plan = plan_privacy(config, sketch=False, votes=False)
     found = predicted_noise(config, plan, regions=8, examples=6000.0)
     assert found == pytest.approx(1.0 * 4.0 * math.sqrt(50 / 8))
-    ours = config_of(noise_multiplier=1.0, server_lr=2.0, noise_limit=1.0, rounds=9)
+    ours = config_of(
+        noise_multiplier=1.0, target_epsilon=4.0, server_lr=2.0, noise_limit=1.0, rounds=9
+    )
     plan = plan_privacy(ours, sketch=True, votes=True)
     expected = 2.0 * (ours.clip_norm / (ours.sampling_rate * 100.0)) * 3.0
     found = predicted_noise(ours, plan, regions=1, examples=100.0)
