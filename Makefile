@@ -25,7 +25,7 @@ export RAY_USAGE_STATS_ENABLED ?= 0
 export TOKENIZERS_PARALLELISM ?= false
 
 .DEFAULT_GOAL := help
-.PHONY: help run test unit lint types format venv report bench results clean
+.PHONY: help run test unit lint types format venv report bench results figures clean
 
 help: ## list the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -66,6 +66,9 @@ bench: $(READY) ## measure the cost of a round over a bare PyTorch loop
 results: $(READY) ## reproduce the choice of steps and the table of results (hours)
 	$(BIN)/python -m benchmarks.tuning --json benchmarks/results/tuning.json
 	$(BIN)/python -m benchmarks.default --json benchmarks/results/default.json
+
+figures: $(READY) ## draw the pictures of docs/algorithm.md again
+	$(BIN)/python -m benchmarks.figures
 
 clean: ## remove .venv and the caches; runs stay
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
