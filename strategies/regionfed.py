@@ -134,6 +134,7 @@ class RegionFed(Strategy):
         self._failures: list[Failure] = []
         self._records = {name: RegionRecord() for name in self._regions.values()}
         self._evaluated: set[str] = set()
+        self._epsilons: dict[str, float] = {}
 
     def summary(self) -> None:
         """Log what this strategy is."""
@@ -171,6 +172,8 @@ class RegionFed(Strategy):
         if len(self._updates) < self._config.min_regions:
             return None, None
         updates = list(self._updates.values())
+        for u in updates:
+            self._note_epsilon(u.region, u.epsilon)
         # Equal weights: sizes would weigh in what a region's policy may not tell.
         update = torch.stack([u.update for u in updates]).mean(0)
         sketch = torch.stack([u.sketch for u in updates]).mean(0)
@@ -232,6 +235,8 @@ class RegionFed(Strategy):
             "columns*tasks": score_columns(self._config, server_round) * len(self._tasks),
         }
         for _, reply in self._sound(server_round, replies, self._updates, RegionScores, lengths):
+            # Votes and gradients of this round were charged after the update had left.
+            self._note_epsilon(reply.region, reply.epsilon)
             record = replace(
                 self._records[reply.region],
                 conflict=reply.conflict,
@@ -335,7 +340,7 @@ class RegionFed(Strategy):
         return replace(self.state(), theta=theta, average=theta)
 
     def _record(self, rounds: int, metrics: MetricRecord | None, seconds: float) -> RoundRecord:
-        epsilons = [u.epsilon for u in self._updates.values()]
+        epsilons = self._epsilons.values()
         loss = metrics["loss"] if metrics is not None else None
         return RoundRecord(
             round=self._round,
@@ -347,7 +352,8 @@ class RegionFed(Strategy):
             personalised=mean_and_rrs(self._means("personalised")) if self._evaluated else None,
             user=_known(mean_and_rrs(self._means("user"))),
             regions=dict(self._records),
-            # Regions hold different people: the largest epsilon is everybody's bound.
+            # Regions hold different people: the largest epsilon is everybody's bound, that of a
+            # region which has gone silent too.
             epsilon=max(epsilons) if epsilons and min(epsilons) >= 0.0 else None,
             seconds=seconds,
         )
@@ -359,6 +365,14 @@ class RegionFed(Strategy):
             scores: TaskScores | None = getattr(record, which)
             means[name] = scores["mean"] if scores else None
         return means
+
+    def _note_epsilon(self, region: str, epsilon: float) -> None:
+        """Remember what a region has spent; a repeated reply may be older than what is known.
+
+        A region that has said once that it has no privacy (-1) has none.
+        """
+        known = self._epsilons.get(region, epsilon)
+        self._epsilons[region] = max(epsilon, known) if min(epsilon, known) >= 0.0 else -1.0
 
     def _message(self, node: int, request: RegionTrain | RegionPersonalise) -> Message:
         return Message(
