@@ -56,7 +56,7 @@ def test_a_command_may_be_in_a_group(capsys: pytest.CaptureFixture[str]) -> None
     catalogue = {
         **CATALOGUE,
         "privacy plan": Entry("server_app.cli.export:COMMAND", "plan the noise"),
-        "privacy audit": Entry("server_app.cli.predict:COMMAND", "attack it"),
+        "privacy attack": Entry("server_app.cli.predict:COMMAND", "attack it"),
     }
     given = ["privacy", "plan", "--out", "folder"]
     options = build_parser(given, catalogue).parse_args(given)
