@@ -1,5 +1,6 @@
 """What a device needs of a model and its data: a differentiable black box with scores."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,11 +89,16 @@ class ScoreSums:
 def score_sums(
     task: Task, weights: Tensors, examples: Sequence[Example], tasks: Sequence[str]
 ) -> ScoreSums:
-    """Score examples and sum up by task; a task without examples counts 0."""
+    """Score examples and sum up by task; a task without examples counts 0.
+
+    A score outside of [0, 1] is cut to it, and one that is no number is 0, whatever the task
+    promises: an example changes its task's row by at most 1 in each column, which is the bound that
+    noise on scores is planned for.
+    """
     counts = dict.fromkeys(tasks, 0.0)
     sums = dict.fromkeys(tasks, 0.0)
     if examples:
         for example, score in zip(examples, task.scores(weights, examples), strict=True):
             counts[example.task] += 1.0
-            sums[example.task] += score
+            sums[example.task] += min(max(score, 0.0), 1.0) if math.isfinite(score) else 0.0
     return ScoreSums(tuple(counts.values()), tuple(sums.values()))

@@ -78,6 +78,11 @@ class Coordinator:
     tasks : sequence of str
     folder : Path
         The region's own disk: ledger and state. Nothing of it leaves.
+
+    Raises
+    ------
+    PrivacyError
+        If the ledger is older than the state beside it: it was lost, or put back.
     """
 
     def __init__(
@@ -101,8 +106,20 @@ class Coordinator:
         self._tasks = tasks
         self._ledger = Ledger(folder / "ledger.jsonl", config.delta, plan.budgets)
         self._states = StateFolder(folder)
+        self._require_whole_ledger(folder)
         self._randomness = randomness_source(config.noise_seed)
         self._nodes: list[int] = []
+
+    def _require_whole_ledger(self, folder: Path) -> None:
+        """Refuse to go on from a state whose releases the ledger does not know."""
+        state = self._states.newest()
+        known = max((event.round for event in self._ledger.events), default=-1)
+        if state > known:
+            raise PrivacyError(
+                f"{folder}: the state is of round {state}, the ledger ends at round "
+                f"{known if known >= 0 else 'none'}. Restore ledger.jsonl: without it epsilon "
+                f"would be understated. Or start a new run."
+            )
 
     # ------------------------------------------------------------------------------ train
     def train(self, request: RegionTrain) -> RegionUpdate:

@@ -82,6 +82,10 @@ class StateFolder:
         tensors, facts = load_state(self._folder / f"state-{rounds[-1]}.safetensors")
         return RegionState(direction=tensors["direction"], **facts)
 
+    def newest(self) -> int:
+        """Return the round of the newest state; -1 where there is none."""
+        return max(self._rounds(), default=-1)
+
     def save_release(
         self,
         name: str,

@@ -1,8 +1,16 @@
 """Files that survive a crash: whole or absent, and on the disk before the call returns."""
 
 import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
+
+if sys.platform == "win32":  # pragma: no cover
+    import msvcrt
+else:
+    import fcntl
 
 
 def write_atomic(path: Path, data: bytes) -> None:
@@ -47,6 +55,23 @@ def append_line(path: Path, line: str) -> None:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
+
+
+@contextmanager
+def exclusive(path: Path) -> Iterator[None]:
+    """Hold a file for this process and thread alone; others that ask wait their turn.
+
+    The system lets go when the holder ends, however it does. The lock is a file beside it, for the
+    file itself may be replaced.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.with_name(f".{path.name}.lock").open("ab") as file:
+        if sys.platform == "win32":  # pragma: no cover
+            file.seek(0)
+            msvcrt.locking(file.fileno(), msvcrt.LK_LOCK, 1)
+        else:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield  # closing the file lets go
 
 
 def encode_text(text: str) -> bytes:

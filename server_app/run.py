@@ -12,6 +12,7 @@ from flwr.serverapp import Grid
 from regionfed.config import Config
 from regionfed.errors import RunStoppedError
 from regionfed.privacy.plan import TRAIN, predicted_noise, region_epsilon
+from regionfed.privacy.planner import DROWNED
 from regionfed.records import RoundRecord, Status, Summary
 from regionfed.vector import to_arrays
 from server_app.checkpoint import load_checkpoint, save_checkpoint
@@ -28,7 +29,6 @@ from strategies.regionfed import RegionFed, ServerState
 
 Say = Callable[[str], None]
 
-DROWNING = 0.1
 """Noise (std) on each weight at which models collapsed; 0.03 cost some points."""
 
 
@@ -255,10 +255,10 @@ def warnings(config: Config, federation: Federation) -> list[str]:
     noise = predicted_noise(
         config, plan, regions=regions, examples=devices * config.examples_per_client / regions
     )
-    if noise > DROWNING:
+    if noise > DROWNED:
         said.append(
             f"WARNING: noise will drown the signal: a standard deviation of {noise:.3g} "
-            f"on each weight of the global model; beyond {DROWNING:g} models have collapsed."
+            f"on each weight of the global model; beyond {DROWNED:g} models have collapsed."
         )
     if config.clipping == "region-mean":
         ratio = plan.update.parts[0].noise_std / config.clip_norm * federation.layout.size**0.5

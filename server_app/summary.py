@@ -1,5 +1,6 @@
 """The summary of a run, from its configuration, its plan and the rounds written down."""
 
+import math
 import platform
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
@@ -60,12 +61,7 @@ def summarise(
         global_=mean_and_rrs(_means(regions, "global_")),
         personalised=mean_and_rrs(_means(regions, "personalised")),
         regions=regions,
-        privacy=_privacy(
-            config,
-            federation.plan,
-            done,
-            max((row.epsilon for row in rows if row.epsilon is not None), default=None),
-        ),
+        privacy=_privacy(config, federation.plan, done, spent_by(rows, federation.plan)),
         evaluation=_evaluation(config, federation.plan, done),
         failures=[failure for row in rows for failure in row.failures],
         seconds=seconds,
@@ -132,7 +128,7 @@ def _user(regions: Mapping[str, RegionRecord]) -> Score | None:
     return score if score.mean is not None else None
 
 
-def _privacy(config: Config, plan: PrivacyPlan, rounds: int, spent: float | None) -> PrivacySummary:
+def _privacy(config: Config, plan: PrivacyPlan, rounds: int, spent: float) -> PrivacySummary:
     if config.privacy_mode == "none":
         return PrivacySummary(
             mode="none",
@@ -141,16 +137,16 @@ def _privacy(config: Config, plan: PrivacyPlan, rounds: int, spent: float | None
             unit=config.unit,
             statement="Privacy was switched off: updates left the regions without noise.",
         )
-    units = {} if spent is None else {"example": spent}
+    units = {"example": spent}
     whole = ""
     if config.clipping == "region-mean":
         region = region_epsilon(config, plan, rounds)
         units |= {"region emptied": region.emptied, "region replaced": region.replaced}
         whole = (
             f" For a region as a whole, of its updates and gradients alone: epsilon "
-            f"{region.emptied:.3f} for whether its mean is of data or zero, {region.replaced:.3f} "
-            f"for which data it has; that it takes part is known; loss, size and votes promise a "
-            f"region nothing."
+            f"{_up(region.emptied)} for whether its mean is of data or zero, "
+            f"{_up(region.replaced)} for which data it has; that it takes part is known; loss, "
+            f"size and votes promise a region nothing."
         )
     sampling = f"Poisson, rate {config.sampling_rate:g} of the examples in each round"
     return PrivacySummary(
@@ -165,7 +161,7 @@ def _privacy(config: Config, plan: PrivacyPlan, rounds: int, spent: float | None
         clip_norm=config.clip_norm,
         events=_events(config, plan, rounds),
         statement=(
-            f"{_bound(spent, config.delta)} for each training example against everyone "
+            f"({_up(spent)}, {config.delta:g})-DP for each training example against everyone "
             f"outside of its region's coordinator; {NEIGHBOURING}; {sampling}; accountant "
             f"{ACCOUNTANT}.{whole}{_panel_exception(config)}"
         ),
@@ -175,10 +171,19 @@ def _privacy(config: Config, plan: PrivacyPlan, rounds: int, spent: float | None
     )
 
 
-def _bound(spent: float | None, delta: float) -> str:
-    if spent is None:
-        return "Unknown (no region has told yet what its ledger holds)"
-    return f"({spent:.3f}, {delta:g})-DP"
+def spent_by(rows: Sequence[RoundRecord], plan: PrivacyPlan) -> float:
+    """Return the most that any round has reported: what is spent stays spent.
+
+    A round that no region answered reports nothing, and that is not an epsilon of 0. Where none
+    ever did, regions may still have charged: what they may spend at most is the bound.
+    """
+    known = [row.epsilon for row in rows if row.epsilon is not None]
+    return max(known, default=plan.budgets[TRAIN] if rows else 0.0)
+
+
+def _up(epsilon_: float) -> str:
+    """Write an epsilon with three decimals, rounded up: what is claimed is never too little."""
+    return f"{math.ceil(1000.0 * epsilon_ - 1e-9) / 1000.0:.3f}"
 
 
 def _panel_exception(config: Config) -> str:

@@ -54,8 +54,8 @@ def figures(value: float | None) -> str:
     return f"{value:#.3g}".rstrip(".").replace("e-0", "e-").replace("e+0", "e+")
 
 
-def epsilon_text(value: float | None) -> str:
-    """Write an epsilon with three digits, rounded up: what is claimed is never too little.
+def epsilon_text(value: float | None, digits: int = 3) -> str:
+    """Write an epsilon with so many digits, rounded up: what is claimed is never too little.
 
     >>> epsilon_text(0.684), epsilon_text(0.6841)
     ('0.684', '0.685')
@@ -67,7 +67,9 @@ def epsilon_text(value: float | None) -> str:
     exact = Decimal(repr(float(value)))
     if not exact:
         return "0"
-    rounded = exact.quantize(Decimal(1).scaleb(exact.adjusted() - 2), rounding=ROUND_CEILING)
+    rounded = exact.quantize(
+        Decimal(1).scaleb(exact.adjusted() - digits + 1), rounding=ROUND_CEILING
+    )
     return f"{rounded:f}" if 1e-3 <= value < 1e4 else f"{rounded:.2e}"
 
 

@@ -234,6 +234,7 @@ class RegionFed(Strategy):
             "columns*tasks": score_columns(self._config, server_round) * len(self._tasks),
         }
         for _, reply in self._sound(server_round, replies, self._updates, RegionScores, lengths):
+            # Votes and gradients of this round were charged after the update had left.
             record = replace(
                 _spent(self._records[reply.region], reply.epsilon),
                 conflict=reply.conflict,

@@ -80,6 +80,7 @@ class GaussianSum:
             sampling_rate=self.sampling_rate,
             noise_multiplier=self.noise_multiplier,
             sensitivity={part.name: part.bound for part in self.parts},
+            noise={part.name: part.noise_multiplier for part in self.parts},
         )
 
     def noised(

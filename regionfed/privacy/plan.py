@@ -5,12 +5,11 @@ noise multiplier of the update for which everything that the run will release st
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from regionfed.config import Config
-from regionfed.errors import ConfigurationError, PrivacyError
-from regionfed.privacy.accountant import Release, count_releases, epsilon
+from regionfed.errors import ConfigurationError
+from regionfed.privacy.accountant import Release, count_releases, epsilon, least_noise
 from regionfed.privacy.mechanism import GaussianSum, Part
 
 TRAIN = "train"
@@ -21,7 +20,6 @@ HELD_OUT = "held-out"
 LOSS_CAP = 8.0
 # Bound on one example's vector of loss differences in a search of rho.
 VOTE_BOUND = 1.0
-_LARGEST_NOISE = 1e4
 
 
 @dataclass(frozen=True)
@@ -215,9 +213,10 @@ def plan_privacy(
         z = config.noise_multiplier
         budget = training_epsilon(z)
     elif not off:
-        z = _least_noise(training_epsilon, budget, "target-epsilon")
+        z = least_noise(training_epsilon, budget, _unreachable("target-epsilon", budget))
     if config.evaluation_privacy == "noised" and score_count:
-        z_scores = _least_noise(scores_epsilon, config.evaluation_epsilon, "evaluation-epsilon")
+        target = config.evaluation_epsilon
+        z_scores = least_noise(scores_epsilon, target, _unreachable("evaluation-epsilon", target))
     return mechanisms(z, z_scores, budget)
 
 
@@ -287,20 +286,8 @@ def _release(mechanism: GaussianSum) -> Release:
     return (mechanism.noise_multiplier, mechanism.sampling_rate)
 
 
-def _least_noise(spent: Callable[[float], float], target: float, key: str) -> float:
-    """Return the least noise multiplier (to 1e-3 of itself) with ``spent(z) <= target``."""
-    low, high = 0.0, 1.0
-    while spent(high) > target:
-        low, high = high, 2.0 * high
-        if high > _LARGEST_NOISE:
-            raise PrivacyError(
-                f"{key}={target:g} cannot be reached by any noise on the updates: raise it, raise "
-                f"size-noise-multiplier, or lower rounds or sampling-rate."
-            )
-    while high - low > 1e-3 * high:
-        middle = 0.5 * (low + high)
-        if middle > 0.05 and spent(middle) <= target:
-            high = middle
-        else:
-            low = middle
-    return high
+def _unreachable(key: str, target: float) -> str:
+    return (
+        f"{key}={target:g} cannot be reached by any noise on the updates: raise it, raise "
+        f"size-noise-multiplier, or lower rounds or sampling-rate."
+    )

@@ -3,8 +3,8 @@
 import math
 import statistics
 import sys
-from argparse import ArgumentParser, ArgumentTypeError, Namespace
-from collections.abc import Callable, Mapping, Sequence
+from argparse import ArgumentParser, Namespace
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from regionfed.records import with_mean
 from regionfed.vector import Layout
 from server_app.cli.command import Command
 from server_app.cli.export import refuse_to_overwrite
+from server_app.cli.numbers import within
 from server_app.cli.options import add_model_options, chosen_model
 from server_app.result import RegionModel
 from server_app.wording import number, percent, points
@@ -75,15 +76,15 @@ def configure(parser: ArgumentParser) -> None:
     parser.add_argument("--force", action="store_true", help="replace a user's model in it")
     parser.add_argument(
         "--steps",
-        type=_within(int, 1, 10_000),
+        type=within(int, 1, 10_000),
         help=f"AdamW steps (default: the run's user-steps, or {_DEFAULT.user_steps})",
     )
     parser.add_argument(
-        "--lr", type=_within(float, 1e-9, 1.0), help="step of AdamW (default: the run's user-lr)"
+        "--lr", type=within(float, 1e-9, 1.0), help="step of AdamW (default: the run's user-lr)"
     )
     parser.add_argument(
         "--keep",
-        type=_within(float, 0.01, 0.9),
+        type=within(float, 0.01, 0.9),
         default=KEPT,
         help="share of the queries that are not learned from but judged by (default %(default)s)",
     )
@@ -191,19 +192,6 @@ def _by_task(examples: Sequence[Example], scores: Sequence[float]) -> dict[str, 
     for example, score in zip(examples, scores, strict=True):
         by_task.setdefault(example.task, []).append(score)
     return with_mean({task: statistics.fmean(values) for task, values in by_task.items()})
-
-
-def _within(kind: Callable[[str], float], low: float, high: float) -> Callable[[str], float]:
-    def read(text: str) -> float:
-        try:
-            value = kind(text)
-        except ValueError:
-            value = math.nan
-        if not low <= value <= high:
-            raise ArgumentTypeError(f"'{text}': expected a number from {low:g} to {high:g}")
-        return value
-
-    return read
 
 
 COMMAND = Command(

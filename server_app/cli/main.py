@@ -31,6 +31,12 @@ CATALOGUE: Mapping[str, Entry] = {
     ),
     "predict": Entry("server_app.cli.predict:COMMAND", "answer queries with a region's model"),
     "adapt": Entry("server_app.cli.adapt:COMMAND", "make a user's own model from a local file"),
+    "privacy audit": Entry(
+        "server_app.cli.privacy_audit:COMMAND", "what a run has released, and what it adds up to"
+    ),
+    "privacy plan": Entry(
+        "server_app.cli.privacy_plan:COMMAND", "epsilon, noise, rounds: give two, get the third"
+    ),
 }
 """By name. A name of several words (``"privacy plan"``) is a command in a group."""
 

@@ -24,7 +24,7 @@ from regionfed.contract import (
     encode,
     message_type,
 )
-from regionfed.errors import ConfigurationError
+from regionfed.errors import ConfigurationError, PrivacyError
 from server_app.in_process_grid import InProcessGrid, Node
 from tests.conftest import (
     RUN_ID,
@@ -185,6 +185,26 @@ def test_d9_the_ledger_knows_of_a_release_before_the_world_does(
         coordinator.train(train_request(THETA, 2))
     monkeypatch.undo()
     assert [e["round"] for e in ledger_of(tmp_path)] == [0, 1]
+
+
+@pytest.mark.parametrize("kept", [0, 1])
+def test_d9_a_ledger_that_is_older_than_the_state_stops_the_region(
+    tmp_path: Path, kept: int
+) -> None:
+    """D9.
+
+    Epsilon restarts from zero after a restart -> a ledger that was lost, or put back, is noticed.
+    """
+    coordinator = coordinator_of(tmp_path, [steady(torch.ones(P))], tiny_config())
+    coordinator.train(train_request(THETA))
+    coordinator.personalise(personalise_request(THETA, torch.zeros(P)))
+    ledger = tmp_path / "ledger.jsonl"
+    lines = ledger.read_text().splitlines(keepends=True)
+    ledger.write_text("".join(lines[:kept]))
+    with pytest.raises(PrivacyError, match=r"state is of round 1, the ledger ends at.*Restore"):
+        coordinator_of(tmp_path, [steady(torch.ones(P))], tiny_config())
+    ledger.write_text("".join(lines))
+    coordinator_of(tmp_path, [steady(torch.ones(P))], tiny_config())
 
 
 # ---------------------------------------------------------------------------------------- D10

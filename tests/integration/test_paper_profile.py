@@ -6,9 +6,10 @@ import pytest
 
 from regionfed.config import Config
 from regionfed.privacy.plan import TRAIN
+from regionfed.privacy.planner import DROWNED
 from regionfed.records import Summary
 from server_app.federation import prepare
-from server_app.run import DROWNING, execute, warnings
+from server_app.run import execute, warnings
 
 
 def paper(folder: Path, model: Path, **settings: bool | int | float | str) -> Config:
@@ -75,5 +76,5 @@ def test_it_warns_that_noise_drowns_the_signal(ran: tuple[Summary, list[str]]) -
 def test_the_practical_default_needs_no_warning(t5_folder: Path, tmp_path: Path) -> None:
     """Its steps are cut to a limit below what drowns."""
     config = Config.from_run_config({"model": str(t5_folder), "trainable": ""})
-    assert config.noise_limit < DROWNING
+    assert config.noise_limit < DROWNED
     assert warnings(config, prepare(config)) == []

@@ -255,6 +255,24 @@ def test_epsilon_of_the_round_is_the_largest_of_the_regions() -> None:
     assert run(off).records[0].epsilon is None
 
 
+def test_what_a_region_spends_after_its_update_counts_in_that_round() -> None:
+    """Votes and further gradients are charged when the update has left: the scores tell of them."""
+    some = three()
+    some[1].personalise = lambda _: scores("South", epsilon=3.25)
+    assert run(some).records[0].epsilon == 3.25
+
+
+def test_what_a_silent_region_has_spent_stays_spent() -> None:
+    """It said so before it went; a round that nobody answers does not bring epsilon down."""
+    some = three()
+    some[2].personalise = lambda _: scores("West", epsilon=3.5)
+    for one in some:
+        answer = one.train
+        one.train = lambda r, answer=answer: answer(r) if r.round == 1 else crash(r)
+    done = run(some, rounds=2, config=tiny_config(regions=3, rounds=2, max_failed_rounds=9))
+    assert [r.epsilon for r in done.records] == [3.5, 3.5]
+
+
 # --------------------------------------------------------------------------- what goes wrong
 def crash(_: Any) -> Any:
     raise ValueError("the region is on fire")

@@ -21,14 +21,15 @@ def test_every_command_has_help_with_an_example(
     assert isinstance(COMMANDS.load(name), Command)
     assert main([*name.split(), "--help"]) == 0
     said = capsys.readouterr().out
-    assert f"regionfed {name}" in said and "--run" in said
+    assert f"  regionfed {name} --" in said
 
 
 def test_the_list_of_commands_needs_none_of_them(capsys: pytest.CaptureFixture[str]) -> None:
     """`--help` names all and imports neither PyTorch nor transformers."""
     assert main(["--help"]) == 0
     said = capsys.readouterr().out
-    assert all(name in said and entry.help in said for name, entry in CATALOGUE.items())
+    assert all(name in said for name in CATALOGUE)
+    assert all(entry.help in said for name, entry in CATALOGUE.items() if " " not in name)
     code = (
         "import sys; from server_app.cli.main import main; main(['--help']);"
         "sys.exit(any(name in sys.modules for name in ('torch', 'transformers')))"
@@ -55,7 +56,7 @@ def test_a_command_may_be_in_a_group(capsys: pytest.CaptureFixture[str]) -> None
     catalogue = {
         **CATALOGUE,
         "privacy plan": Entry("server_app.cli.export:COMMAND", "plan the noise"),
-        "privacy audit": Entry("server_app.cli.predict:COMMAND", "attack it"),
+        "privacy attack": Entry("server_app.cli.predict:COMMAND", "attack it"),
     }
     given = ["privacy", "plan", "--out", "folder"]
     options = build_parser(given, catalogue).parse_args(given)
