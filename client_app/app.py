@@ -9,6 +9,7 @@ import logging
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from flwr.app import Context, Message
@@ -141,15 +142,25 @@ log = logging.getLogger(__name__)
 
 app = ClientApp()
 
+Request = TypeVar(
+    "Request", GradientRequest, AdaptRequest, LossRequest, ScoreRequest, ProfileRequest
+)
+
+
+def _asked(kind: type[Request], message: Message, context: Context) -> tuple[Device, Request]:
+    """Return the device that is asked, and what for: decoded, and of this device's layout."""
+    device = Device.of(context)
+    request = decode(kind, message.content, {"p": device.bench.layout.size})
+    device.same_layout(request.layout)
+    return device, request
+
 
 @app.train("gradient")
 @discreet("this device")
 def gradient(message: Message, context: Context) -> Message:
     """Answer `GradientRequest`."""
-    device = Device.of(context)
+    device, request = _asked(GradientRequest, message, context)
     bench = device.bench
-    request = decode(GradientRequest, message.content, {"p": bench.layout.size})
-    device.same_layout(request.layout)
     sums = clipped_sums(
         bench.task,
         bench.layout,
@@ -170,10 +181,8 @@ def gradient(message: Message, context: Context) -> Message:
 @discreet("this device")
 def adapt(message: Message, context: Context) -> Message:
     """Answer `AdaptRequest`: the user's model goes to the device's own folder, nowhere else."""
-    device = Device.of(context)
+    device, request = _asked(AdaptRequest, message, context)
     bench = device.bench
-    request = decode(AdaptRequest, message.content, {"p": bench.layout.size})
-    device.same_layout(request.layout)
     who = device.identity
     try:
         own = adapt_user(
@@ -204,10 +213,8 @@ def adapt(message: Message, context: Context) -> Message:
 @discreet("this device")
 def loss(message: Message, context: Context) -> Message:
     """Answer `LossRequest`."""
-    device = Device.of(context)
+    device, request = _asked(LossRequest, message, context)
     bench = device.bench
-    request = decode(LossRequest, message.content, {"p": bench.layout.size})
-    device.same_layout(request.layout)
     differences = loss_differences(
         bench.task,
         bench.layout,
@@ -225,10 +232,8 @@ def loss(message: Message, context: Context) -> Message:
 @discreet("this device")
 def metrics(message: Message, context: Context) -> Message:
     """Answer `ScoreRequest`."""
-    device = Device.of(context)
+    device, request = _asked(ScoreRequest, message, context)
     bench = device.bench
-    request = decode(ScoreRequest, message.content, {"p": bench.layout.size})
-    device.same_layout(request.layout)
     if request.with_user and bench.config.user_scores != "panel":
         raise ContractError(
             "scores of the user's own model do not leave this device: user-scores='device'."
@@ -273,9 +278,7 @@ def _own_scores(
 @discreet("this device")
 def profile(message: Message, context: Context) -> Message:
     """Answer `ProfileRequest`."""
-    device = Device.of(context)
-    request = decode(ProfileRequest, message.content, {})
-    device.same_layout(request.layout)
+    device, request = _asked(ProfileRequest, message, context)
     train = device.data.train
     labels = histogram(device.bench.dataset, train) if request.labels else []
     return _reply(message, ProfileReply(len(train), labels))

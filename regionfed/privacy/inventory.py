@@ -156,7 +156,7 @@ INVENTORY: Mapping[str, Mapping[str, Field]] = {
         "scores": _released("scores"),
         "rho_evaluations": _PUBLIC,
         "rho_messages": Field(
-            reason="searches times devices that joined: membership is declared, no example is told"
+            reason="searches times devices that are declared: no example is told"
         ),
     },
     "GradientRequest": {

@@ -286,7 +286,7 @@ PAGE = """\
 {% if events %}
 <div class="table" tabindex="0">
 <table>
-  <caption>What was released, as the ledger has it</caption>
+  <caption>What was released, as planned; each region's ledger has every event</caption>
   <thead><tr>
     {% for column in columns %}
     <th scope="col"{% if column in numeric %} class="n"{% endif %}>{{ column|title_of }}</th>
