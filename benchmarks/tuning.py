@@ -16,7 +16,7 @@ from pathlib import Path
 from benchmarks.default import SETTINGS, Row, measure
 from regionfed.durable import write_atomic
 
-Setting = dict[str, float]
+Setting = dict[str, float | int]
 
 GRIDS: dict[str, list[Setting]] = {
     "residual": [
@@ -30,6 +30,26 @@ GRIDS: dict[str, list[Setting]] = {
         *({"server-lr": step} for step in (5.0, 10.0, 20.0, 40.0)),
         {"server-lr": 10.0, "server-momentum": 0.9},
     ],
+    # These take one step from a global model that nothing else shapes: the step of `none` first.
+    "grad": [
+        *({"server-lr": 20.0, "personal-step": step} for step in (16.0, 48.0, 96.0)),
+        *({"server-lr": 10.0, "personal-step": step} for step in (48.0, 96.0)),
+    ],
+    "interp": [
+        *({"server-lr": 20.0, "personal-step": step, "local-steps": 2} for step in (16.0, 48.0)),
+        *({"server-lr": 20.0, "personal-step": step, "local-steps": 5} for step in (16.0, 32.0)),
+        {"server-lr": 10.0, "personal-step": 32.0, "local-steps": 5},
+    ],
+    "meta": [
+        *({"server-lr": 20.0, "personal-step": step} for step in (16.0, 48.0, 96.0)),
+        {"server-lr": 20.0, "personal-step": 48.0, "inner-step": 40.0},
+        {"server-lr": 10.0, "personal-step": 48.0},
+    ],
+    "dynamic": [
+        *({"server-lr": 20.0, "personal-step": step} for step in (16.0, 48.0, 96.0)),
+        {"server-lr": 20.0, "personal-step": 32.0, "local-steps": 5},
+        {"server-lr": 10.0, "personal-step": 48.0},
+    ],
 }
 
 
@@ -40,12 +60,13 @@ def main() -> None:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument("--json", type=Path, default=Path("benchmarks/results/tuning.json"))
+    parser.add_argument("--jobs", nargs="+", choices=list(GRIDS), default=list(GRIDS))
     parser.add_argument("--run-dir", default="runs", help="where the runs' folders go")
     options = parser.parse_args()
     path: Path = options.json
     rows: list[Row] = json.loads(path.read_text()) if path.exists() else []
-    for personaliser, grid in GRIDS.items():
-        for setting in grid:
+    for personaliser in options.jobs:
+        for setting in GRIDS[personaliser]:
             wanted = {"personaliser": personaliser, "setting": setting}
             if any(wanted.items() <= row.items() for row in rows):
                 continue
