@@ -126,8 +126,8 @@ class Timer:
                 name: value.clone().requires_grad_()
                 for name, value in self.bench.layout.tensors(self.federation.theta).items()
             }
-            for batch in batches(self.bench.task, sample, self.config.microbatch):
-                self.bench.task.losses(weights, batch).sum().backward()
+            for batch in batches(sample, self.config.microbatch):
+                self.bench.task.losses(weights, self.bench.task.encode(batch)).sum().backward()
 
     def private(self) -> None:
         """Run clipped and sketched per-example passes on the same batches."""

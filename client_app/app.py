@@ -52,7 +52,7 @@ from regionfed.contract import (
     encode,
 )
 from regionfed.discretion import discreet
-from regionfed.errors import ContractError, RunError
+from regionfed.errors import ContractError
 from regionfed.randomness import derive_seed, randomness_source
 from regionfed.records import with_mean
 from regionfed.sketch import sketch_signs
@@ -200,8 +200,8 @@ def adapt(message: Message, context: Context) -> Message:
                 seed=derive_seed(bench.config.seed, request.round, who.region, who.index),
             ),
         )
-    except RunError:
-        # Not even that it diverged is told: it depends on the user's examples.
+    except Exception:
+        # Not even that it failed is told: it depends on the user's examples.
         log.exception("no model of this user's own")
         return _reply(message, AdaptReply())
     base = fingerprint(request.personalised)

@@ -7,6 +7,7 @@ import torch
 from torch.func import grad, grad_and_value, vjp, vmap
 
 from client_app.datasets.dataset import Example
+from client_app.isolation import isolated
 from client_app.task import Batch, Task, Tensors
 from regionfed.sketch import sketch
 from regionfed.vector import Layout
@@ -77,19 +78,21 @@ def clipped_sums(
     sketched = torch.zeros(size)
     loss = 0.0
     weights = layout.tensors(point)
-    for batch in batches(task, examples, microbatch):
-        gradients, losses = example_gradients(task, weights, batch, inner_step)
+
+    def of_each(part: Sequence[Example]) -> Gradient:
+        return example_gradients(task, weights, task.encode(part), inner_step)
+
+    for _, (found, losses) in isolated(of_each, batches(examples, microbatch)):
         loss += float(losses.float().nan_to_num(loss_cap).clamp(0.0, loss_cap).sum())
         norms = (
-            torch.stack([g.reshape(len(g), -1).float().square().sum(1) for g in gradients.values()])
+            torch.stack([g.reshape(len(g), -1).float().square().sum(1) for g in found.values()])
             .sum(0)
             .sqrt()
         )
         # A value that is not finite must not pass: it would take the whole sum with it.
         # min(1, C / inf) is 0 but 0 * inf is nan, so such an example is taken out.
         keep = torch.isfinite(norms)
-        if not bool(keep.all()):
-            gradients = {n: g[keep] for n, g in gradients.items()}
+        gradients = found if bool(keep.all()) else {n: g[keep] for n, g in found.items()}
         if not bool(keep.any()):
             continue
         scale = clip_scale(norms[keep], clip_norm)
@@ -119,23 +122,25 @@ def loss_differences(
     example changes the result by at most that.
     """
     out = torch.zeros(len(steps))
+
+    def of_each(part: Sequence[Example]) -> torch.Tensor:
+        batch = task.encode(part)
+        at_zero = task.losses(layout.tensors(base), batch)
+        rows = [task.losses(layout.tensors(base + t * direction), batch) for t in steps]
+        return (torch.stack(rows, 1) - at_zero[:, None]).float()
+
     with torch.no_grad():
-        for batch in batches(task, examples, microbatch):
-            at_zero = task.losses(layout.tensors(base), batch)
-            rows = torch.stack(
-                [task.losses(layout.tensors(base + t * direction), batch) for t in steps], 1
-            )
+        for _, found in isolated(of_each, batches(examples, microbatch)):
             # What breaks the model is as bad as can be, never as good as rho = 0.
-            differences = (rows - at_zero[:, None]).float()
-            differences = differences.nan_to_num(clip_norm, clip_norm, -clip_norm)
+            differences = found.nan_to_num(clip_norm, clip_norm, -clip_norm)
             out += clip_scale(differences.norm(dim=1), clip_norm) @ differences
     return [float(v) for v in out]
 
 
-def batches(task: Task, examples: Sequence[Example], microbatch: int) -> list[Batch]:
-    """Return padded batches of at most `microbatch` examples, alike lengths together."""
+def batches(examples: Sequence[Example], microbatch: int) -> list[Sequence[Example]]:
+    """Return batches of at most `microbatch` examples, alike lengths together."""
     ordered = sorted(examples, key=lambda e: (len(e.source), e.source, e.target))
-    return [task.encode(ordered[i : i + microbatch]) for i in range(0, len(ordered), microbatch)]
+    return [ordered[i : i + microbatch] for i in range(0, len(ordered), microbatch)]
 
 
 def example_gradients(

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from client_app.datasets.dataset import Example
+from client_app.isolation import isolated
 from regionfed.config import Config
 from regionfed.registry import Registry
 
@@ -97,8 +98,9 @@ def score_sums(
     """
     counts = dict.fromkeys(tasks, 0.0)
     sums = dict.fromkeys(tasks, 0.0)
-    if examples:
-        for example, score in zip(examples, task.scores(weights, examples), strict=True):
+    scored = isolated(lambda part: task.scores(weights, part), [examples])
+    for part, scores in scored:
+        for example, score in zip(part, scores, strict=True):
             counts[example.task] += 1.0
             sums[example.task] += min(max(score, 0.0), 1.0) if math.isfinite(score) else 0.0
     return ScoreSums(tuple(counts.values()), tuple(sums.values()))
