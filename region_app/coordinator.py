@@ -41,7 +41,6 @@ from regionfed.personaliser import Personaliser, Query, Released
 from regionfed.privacy.ledger import Ledger
 from regionfed.privacy.mechanism import GaussianSum
 from regionfed.privacy.plan import (
-    HELD_OUT,
     LOSS_CAP,
     TRAIN,
     VOTE_BOUND,
@@ -143,7 +142,7 @@ class Coordinator:
             examples=state.examples,
             update_noise_std=std["update"],
             sketch_noise_std=std.get("sketch", 0.0),
-            epsilon=self._spent(TRAIN),
+            epsilon=self._spent(),
             histogram=state.histogram,
         )
 
@@ -236,8 +235,7 @@ class Coordinator:
             conflict=d,
             alpha=alpha,
             rho=state.rho,
-            epsilon=self._spent(TRAIN),
-            evaluation_epsilon=self._spent(HELD_OUT),
+            epsilon=self._spent(),
             scores=scores,
             rho_evaluations=state.rho_evaluations,
             rho_messages=state.rho_messages,
@@ -431,8 +429,8 @@ class Coordinator:
         stream = self._randomness(*purpose)
         return mechanism.noised(sums, stream)
 
-    def _spent(self, population: str) -> float:
-        spent = self._ledger.epsilon(population)
+    def _spent(self) -> float:
+        spent = self._ledger.epsilon(TRAIN)
         return spent if spent != float("inf") else -1.0
 
     def _noise_stds(self, state: RegionState) -> dict[str, float]:

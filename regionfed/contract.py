@@ -122,7 +122,6 @@ class RegionScores:
     alpha: Number
     rho: Number
     epsilon: Number
-    evaluation_epsilon: Number
     scores: Scores
     rho_evaluations: Count = 0
     rho_messages: Count = 0

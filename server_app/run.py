@@ -29,7 +29,8 @@ from strategies.regionfed import RegionFed, ServerState
 
 Say = Callable[[str], None]
 
-"""Noise (std) on each weight at which models collapsed; 0.03 cost some points."""
+# A global model whose steps are cut below this share of server-lr is warned of.
+_SLOW = 0.5
 
 
 def execute(
@@ -255,9 +256,16 @@ def warnings(config: Config, federation: Federation) -> list[str]:
     noise = predicted_noise(
         config, plan, regions=regions, examples=devices * config.examples_per_client / regions
     )
-    if noise > DROWNED:
+    if config.noise_limit < _SLOW * noise:
         said.append(
-            f"WARNING: noise will drown the signal: a standard deviation of {noise:.3g} "
+            f"WARNING: steps of the global model are cut to {config.noise_limit / noise:.1%} of "
+            f"server-lr={config.server_lr:g}, or noise would exceed noise-limit="
+            f"{config.noise_limit:g}: it will learn little. More examples a region or a larger "
+            f"target-epsilon help."
+        )
+    if (remaining := min(noise, config.noise_limit)) > DROWNED:
+        said.append(
+            f"WARNING: noise will drown the signal: a standard deviation of {remaining:.3g} "
             f"on each weight of the global model; beyond {DROWNED:g} models have collapsed."
         )
     if config.clipping == "region-mean":

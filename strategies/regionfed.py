@@ -30,7 +30,7 @@ from regionfed.contract import (
     message_type,
 )
 from regionfed.errors import ContractError, RunError
-from regionfed.privacy.plan import damping, score_columns
+from regionfed.privacy.plan import damped_step, score_columns
 from regionfed.records import (
     Failure,
     RegionRecord,
@@ -177,8 +177,8 @@ class RegionFed(Strategy):
         self._mean = (update, sketch)
         config = self._config
         mean_std = math.hypot(*(u.update_noise_std for u in updates)) / len(updates)
-        damped = damping(config.server_lr, mean_std, config.rounds, config.noise_limit)
-        self._theta = self._optimiser.step(self._theta, damped * update)
+        step = damped_step(config.server_lr, mean_std, config.rounds, config.noise_limit)
+        self._theta = self._optimiser.step(self._theta, update * (step / config.server_lr))
         # The averaged model has seen many draws of noise; starting late would lose the early
         # progress, so the decay warms up (as in TensorFlow's ExponentialMovingAverage).
         decay = min(self._config.averaging, (1.0 + server_round) / (10.0 + server_round))

@@ -152,7 +152,6 @@ INVENTORY: Mapping[str, Mapping[str, Field]] = {
         "alpha": _made_of(*_MODEL),
         "rho": _made_of(*_OWN),
         "epsilon": Field(reason="counted from noise and sampling; it tells of retries, not data"),
-        "evaluation_epsilon": Field(reason="counted from noise; it tells of retries, not data"),
         "scores": _released("scores"),
         "rho_evaluations": _PUBLIC,
         "rho_messages": Field(

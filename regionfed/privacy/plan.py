@@ -251,10 +251,10 @@ def region_epsilon(config: Config, plan: PrivacyPlan, rounds: int) -> RegionEpsi
 
 
 def predicted_noise(config: Config, plan: PrivacyPlan, *, regions: int, examples: float) -> float:
-    """Return the std that noise will have put on each weight of the global model at the end.
+    """Return the std that noise on each weight of the global model would have at the end.
 
-    ``min(s tau sqrt(T / R), limit)``: T steps of size s along the mean of R updates with noise of
-    std tau on each coordinate, where steps are cut to the noise limit.
+    ``s tau sqrt(T / R)``: T uncut steps of size s along the mean of R updates with noise of std tau
+    on each coordinate. Where that is above `noise_limit`, steps are cut to the limit.
 
     Parameters
     ----------
@@ -267,19 +267,18 @@ def predicted_noise(config: Config, plan: PrivacyPlan, *, regions: int, examples
     """
     batch = 1.0 if config.clipping == "region-mean" else config.sampling_rate * examples
     tau = plan.update.parts[0].noise_std / batch
-    predicted: float = config.server_lr * tau * math.sqrt(config.rounds / regions)
-    return min(predicted, config.noise_limit)
+    return float(config.server_lr * tau * math.sqrt(config.rounds / regions))
 
 
-def damping(step: float, noise_std: float, rounds: int, limit: float) -> float:
-    """Return the factor in (0, 1] that keeps the noise on each weight within a limit.
+def damped_step(step: float, noise_std: float, rounds: int, limit: float) -> float:
+    """Return a step, cut where the noise that it puts on a weight would exceed a limit.
 
     After T rounds of steps ``s`` along updates with noise of std tau, a weight carries noise of
     std ``s tau sqrt(T)``, known in advance. Small regions and small epsilons have a large tau: an
     undamped step would drown what the model knows.
     """
-    predicted = step * noise_std * rounds**0.5
-    return min(1.0, limit / predicted) if predicted > 0.0 else 1.0
+    per_step = noise_std * rounds**0.5
+    return min(step, limit / per_step) if per_step > 0.0 else step
 
 
 def _release(mechanism: GaussianSum) -> Release:

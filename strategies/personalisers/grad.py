@@ -4,7 +4,7 @@ import torch
 
 from regionfed.config import Config
 from regionfed.personaliser import Proposal, Query, Released
-from regionfed.privacy.plan import damping
+from regionfed.privacy.plan import damped_step
 from strategies.personalisers.sign import SIGNS, heading
 
 
@@ -45,9 +45,7 @@ class Grad:
         """Step along this round's difference."""
         del query
         config = self._config
-        step = config.personal_step * damping(
-            config.personal_step, released.noise_std, 1, config.noise_limit
-        )
+        step = damped_step(config.personal_step, released.noise_std, 1, config.noise_limit)
         return Proposal(
             direction=gradient_direction(
                 released.update, released.global_update, SIGNS[config.sign], step

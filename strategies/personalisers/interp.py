@@ -6,7 +6,7 @@ import torch
 
 from regionfed.config import Config
 from regionfed.personaliser import Proposal, Query, Released
-from regionfed.privacy.plan import damping
+from regionfed.privacy.plan import damped_step
 
 
 def local_model(
@@ -39,9 +39,7 @@ class Interp:
         """Walk E steps from theta and return the way walked."""
         config = self._config
         steps = config.local_steps
-        step = config.personal_step * damping(
-            config.personal_step, released.noise_std, steps, config.noise_limit
-        )
+        step = damped_step(config.personal_step, released.noise_std, steps, config.noise_limit)
         there = local_model(released.theta, query, step, steps)
         return Proposal(
             direction=there - released.theta,

@@ -4,7 +4,7 @@ import torch
 
 from regionfed.config import Config
 from regionfed.personaliser import Proposal, Query, Released
-from regionfed.privacy.plan import damping
+from regionfed.privacy.plan import damped_step
 from strategies.personalisers.sign import SIGNS, heading
 
 
@@ -41,9 +41,7 @@ class Meta:
             ahead = query(look_ahead(released.theta, released.global_update, eta))
         else:
             ahead = query(released.theta, inner_step=eta)
-        step = config.personal_step * damping(
-            config.personal_step, released.noise_std, 1, config.noise_limit
-        )
+        step = damped_step(config.personal_step, released.noise_std, 1, config.noise_limit)
         return Proposal(
             direction=(SIGNS[config.sign] * step) * ahead,
             strategy="meta",

@@ -2,7 +2,7 @@
 
 from regionfed.config import Config
 from regionfed.personaliser import Proposal, Query, Released
-from regionfed.privacy.plan import damping
+from regionfed.privacy.plan import damped_step
 
 
 class Residual:
@@ -13,7 +13,7 @@ class Residual:
     sum does not, for signal adds up with T and noise with sqrt(T). Only released values enter:
     no further epsilon.
 
-    The step is cut where noise would exceed `noise_limit` on a weight (`damping`).
+    The step is cut where noise would exceed `noise_limit` on a weight (`damped_step`).
     """
 
     measures_conflict = True
@@ -29,7 +29,7 @@ class Residual:
         """Descend along this round's residual."""
         del query
         config = self._config
-        step = config.residual_step * damping(
+        step = damped_step(
             config.residual_step, released.noise_std, config.rounds, config.noise_limit
         )
         residual = released.update - released.global_update

@@ -78,3 +78,10 @@ def test_the_practical_default_needs_no_warning(t5_folder: Path, tmp_path: Path)
     config = Config.from_run_config({"model": str(t5_folder), "trainable": ""})
     assert config.noise_limit < DROWNED
     assert warnings(config, prepare(config)) == []
+
+
+def test_small_regions_are_warned_that_their_steps_are_cut(t5_folder: Path) -> None:
+    """Noise stays within its limit then, and so does what the model learns."""
+    config = Config.from_run_config({"model": str(t5_folder), "examples-per-client": 20})
+    (said,) = warnings(config, prepare(config))
+    assert "noise-limit=0.06" in said and "will learn little" in said

@@ -25,6 +25,7 @@ from regionfed.contract import (
     ScoreRequest,
 )
 from regionfed.errors import PrivacyError, RunError
+from regionfed.privacy.accountant import count_releases, epsilon
 from regionfed.privacy.plan import LOSS_CAP, VOTE_BOUND, plan_privacy
 from strategies.personalisers.none import NoPersonaliser
 from tests.conftest import (
@@ -496,17 +497,20 @@ def test_noised_scores_are_charged_to_the_held_out_budget(tmp_path: Path) -> Non
     scores = coordinator.personalise(personalise_request(THETA, ones(0.0)))
     assert scores.scores != [100.0, 50.0, 60.0]
     assert scores.epsilon == update.epsilon
-    assert 0.0 < scores.evaluation_epsilon <= config.evaluation_epsilon
-    assert ledger_of(tmp_path)[-1]["population"] == "held-out"
+    charged = ledger_of(tmp_path)[-1]
+    assert charged["population"] == "held-out"
+    found = epsilon(count_releases([(charged["noise_multiplier"], 1.0)]), config.delta)
+    assert 0.0 < found <= config.evaluation_epsilon
 
 
 def test_a_panel_is_scored_without_noise(tmp_path: Path) -> None:
-    """Its members consented; the reply does not claim an epsilon for it."""
+    """Its members consented; the ledger says that no noise was added."""
     script = steady(ones(), metrics=lambda _: ScoreReply([10.0, 5.0, 6.0]))
     coordinator = coordinator_of(tmp_path, [script], tiny_config(evaluate_every=1))
     coordinator.train(train_request(THETA))
     scores = coordinator.personalise(personalise_request(THETA, ones(0.0)))
-    assert scores.scores == [10.0, 5.0, 6.0] and scores.evaluation_epsilon == -1.0
+    assert scores.scores == [10.0, 5.0, 6.0]
+    assert ledger_of(tmp_path)[-1]["noise_multiplier"] == 0.0
 
 
 def test_without_personalisation_nothing_extra_is_asked_or_paid(tmp_path: Path) -> None:
@@ -587,9 +591,9 @@ def test_a_restarted_coordinator_goes_on_where_it_was(tmp_path: Path) -> None:
             coordinator.train(train_request(THETA, round_))
             if restarts:
                 coordinator = coordinator_of(folder, [script], config)
-            epsilon = coordinator.personalise(personalise_request(THETA, ones(0.1), round_)).epsilon
+            told = coordinator.personalise(personalise_request(THETA, ones(0.1), round_)).epsilon
         coordinator.train(train_request(THETA, 4))
-        return script.asked[-1].point, epsilon
+        return script.asked[-1].point, told
 
     steady_point, steady_epsilon = run(tmp_path / "steady", False)
     restarted_point, restarted_epsilon = run(tmp_path / "restarted", True)

@@ -44,7 +44,7 @@ MESSAGES: list[Any] = [
     RegionTrain(3, "layout", MODEL),
     RegionUpdate("North", MODEL, SKETCH, 1.5, 99.5, 0.25, 0.5, -1.0, [3.5, -1.0]),
     RegionPersonalise(3, "layout", 0.5, 0.25, 0.125, MODEL, MODEL + 1.0, SKETCH, 7.5, [3.0, 4.5]),
-    RegionScores("North", "residual", "why", True, 1.0, 0.75, 2.0, 3.0, 4.0, [1.0] * 6, 8, 20),
+    RegionScores("North", "residual", "why", True, 1.0, 0.75, 2.0, 3.0, [1.0] * 6, 8, 20),
     GradientRequest(3, "layout", 0.5, 1.0, 8.0, 2**62, K, MODEL, 2, 0.5),
     GradientReply(MODEL, SKETCH, 2.5),
     AdaptRequest(3, "layout", 8, 0.001, 0.5, 0.5, 1.0, 0.25, MODEL, MODEL + 1.0),

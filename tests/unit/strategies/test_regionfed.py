@@ -57,7 +57,6 @@ def scores(region: str, **fields: Any) -> RegionScores:
         alpha=0.75,
         rho=1.5,
         epsilon=2.0,
-        evaluation_epsilon=0.5,
         scores=[0.0] * 6,
     )
     return replace(base, **fields)
