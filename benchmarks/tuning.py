@@ -31,10 +31,10 @@ GRIDS: dict[str, list[Setting]] = {
         *({"server-lr": step} for step in (5.0, 10.0, 20.0, 40.0)),
         {"server-lr": 10.0, "server-momentum": 0.9},
     ],
-    # The search for rho scales these steps by 0.5 to 2 in each run as it is: two tries, far apart,
+    # The search for rho scales these steps by 0.5 to 2 in each run as it is: two tries,
     # from the global model that was chosen for `none`.
     **{
-        job: [{"server-lr": 20.0, "personal-step": step} for step in (16.0, 64.0)]
+        job: [{"server-lr": 20.0, "personal-step": step} for step in (16.0, 48.0)]
         for job in ("grad", "interp", "meta", "dynamic")
     },
 }
