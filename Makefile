@@ -13,6 +13,9 @@ PIP := $(BIN)/python -m pip --quiet --quiet --disable-pip-version-check
 # Python compiles what it imports, once; where it is told not to, everything is compiled on installation.
 UV := $(BIN)/uv pip install --quiet --python $(BIN)/python $(if $(PYTHONDONTWRITEBYTECODE),--compile-bytecode)
 
+# A process for each core, each with one thread; a file's tests share what they made.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist loadfile
+
 # The newest that the tests ran with; pyproject.toml has the ranges.
 TORCH_PIN := torch==2.13.0
 UV_PIN := uv>=0.13.5,<0.14
@@ -25,7 +28,7 @@ export RAY_USAGE_STATS_ENABLED ?= 0
 export TOKENIZERS_PARALLELISM ?= false
 
 .DEFAULT_GOAL := help
-.PHONY: help run test unit lint types format venv report bench results figures clean
+.PHONY: help run test slow gpu unit lint types format venv report bench results figures clean
 
 help: ## list the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -39,10 +42,16 @@ run: $(READY) ## run the embedded federation and write its report
 	@$(BIN)/python scripts/run.py "$$RUN_CONFIG"
 
 test: lint types ## check everything: lint, format, types, all tests
-	$(BIN)/python -m pytest $(TESTS)
+	$(PYTEST) $(TESTS)
+
+slow: $(READY_DEV) ## run the tests that take minutes
+	$(PYTEST) -m slow $(TESTS)
+
+gpu: $(READY_DEV) ## run the tests that need a CUDA device
+	$(BIN)/python -m pytest -m gpu $(TESTS)
 
 unit: $(READY_DEV) ## run the unit tests only
-	$(BIN)/python -m pytest tests/unit $(TESTS)
+	$(PYTEST) tests/unit $(TESTS)
 
 lint: $(READY_DEV) ## check style and format
 	$(BIN)/ruff check

@@ -64,7 +64,6 @@ def reference(t5_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     return run_of(config_of(t5_folder), tmp_path_factory.mktemp("first"))
 
 
-@pytest.mark.slow
 def test_f7_the_same_seed_gives_the_same_bits(
     t5_folder: Path, tmp_path: Path, reference: Run
 ) -> None:
@@ -84,7 +83,6 @@ def test_f7_the_same_seed_gives_the_same_bits(
         assert one.regions == other.regions and one.loss == other.loss
 
 
-@pytest.mark.slow
 def test_f7_the_number_of_workers_does_not_matter(
     t5_folder: Path, tmp_path: Path, reference: Run
 ) -> None:
@@ -96,7 +94,6 @@ def test_f7_the_number_of_workers_does_not_matter(
     assert bytes_of(run_of(config_of(t5_folder, workers=2), tmp_path)) == bytes_of(reference)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "same"),
     [({}, True), ({"seed": 1}, False), ({"noise_seed": 1}, False), ({"noise_seed": -1}, False)],

@@ -208,7 +208,6 @@ def marked(text: str) -> list[str]:
     return found
 
 
-@pytest.mark.slow
 def test_make_run_runs_offline_and_leaves_nothing_behind(
     seen: dict[str, Any], t5_folder: Path, tmp_path: Path
 ) -> None:
@@ -235,7 +234,6 @@ def test_make_run_runs_offline_and_leaves_nothing_behind(
     assert not marked(f"{MARK}={tmp_path}")
 
 
-@pytest.mark.slow
 def test_a_run_that_fails_exits_as_failed(seen: dict[str, Any], tmp_path: Path) -> None:
     """`flwr run` itself exits with 0."""
     done = subprocess.run(

@@ -13,7 +13,6 @@ SHARED = Path(__file__).resolve().parents[2] / ".." / "shared" / "data"
 REAL = Path(os.environ.get("REGIONFED_DATA", SHARED))
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not (REAL / "esci_rows").is_dir(), reason="no real queries on this machine")
 def test_the_same_job_runs_on_real_queries(tmp_path: Path) -> None:
     config = Config.from_run_config(

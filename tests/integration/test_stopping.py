@@ -91,7 +91,6 @@ def test_a_superlink_that_is_gone_is_noticed(monkeypatch: pytest.MonkeyPatch) ->
         assert watch.reason() == "the SuperLink is gone"
 
 
-@pytest.mark.slow
 def test_f8_ctrl_c_stops_a_run_and_keeps_its_state(t5_folder: Path, tmp_path: Path) -> None:
     settings = {
         "model": str(t5_folder),
