@@ -8,7 +8,8 @@ Implements      RegionFed with each personaliser, against the same job without
 Dataset         the embedded retail queries: 8 regions of 10 devices of 600 examples.
 Hyperparameters the defaults of `regionfed.config`, except what `SETTINGS` and `LEVELS` say; steps
                 of `residual` and `none` chosen on validation examples with equal budgets
-                (benchmarks/tuning.py); those of the others are the defaults, not tuned.
+                (benchmarks/tuning.py). The others have the global step of `none` and one step
+                of their own, which the search for rho scales in each run.
 Scores          last round; exact, as from a consenting panel; no round is chosen by its score.
 Runs            one per (level, personaliser, seed); a result that is there is not run again.
 """
@@ -36,6 +37,10 @@ PERSONALISERS = ("residual", "none", "grad", "interp", "meta", "dynamic")
 TUNED: dict[str, dict[str, float]] = {
     "residual": {"server-lr": 10.0, "residual-step": 24.0},
     "none": {"server-lr": 20.0},
+    **{
+        name: {"server-lr": 20.0, "personal-step": 48.0}
+        for name in ("grad", "interp", "meta", "dynamic")
+    },
 }
 SETTINGS: dict[str, str | int] = {
     "evaluation-privacy": "panel",
