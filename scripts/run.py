@@ -30,7 +30,7 @@ from types import FrameType
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
 
-START_SECONDS = 60.0  # until the SuperLink answers
+START_SECONDS = 180.0  # until the SuperLink answers; it takes seconds, on a busy machine minutes
 STOP_SECONDS = 30.0  # until a run that was asked to stop has ended
 LOST_SECONDS = 5.0  # from the end of a run's process to the end of its log
 END_SECONDS = 10.0  # until the SuperLink has ended
