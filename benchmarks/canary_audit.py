@@ -51,8 +51,9 @@ from strategies.regionfed import RegionFed
 Row = dict[str, Any]
 
 CONFIDENCE = 0.95
-# Shares of the canaries guessed in and out. The best number depends on how well scores tell.
-CHOICES = [(s, t) for s in (0.01, 0.03, 0.1, 0.25, 0.5) for t in (0.0, s)]
+# Shares of the canaries guessed in and out. That one is in shows more than that it is out: one
+# that is in may never be sampled.
+CHOICES = [(0.02, 0.0), (0.05, 0.0), (0.1, 0.0), (0.25, 0.0), (0.45, 0.0), (0.25, 0.25)]
 LEVELS: dict[str, dict[str, str | float]] = {"default": {}, "no noise": {"privacy-mode": "none"}}
 SETTINGS: dict[str, str | int] = {
     "dataset": "benchmarks.canaries:load",
