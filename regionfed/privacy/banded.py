@@ -9,8 +9,9 @@ than with noise that is independent (C = I).
 C has b bands: the noise of a round depends on that of the last b - 1 rounds, and two rounds that
 are b or more apart touch different rows of ``C G``. So an example that takes part at most k times,
 b or more rounds apart, changes ``C G`` by sqrt(k) C in norm if the columns of C have unit norm
-(Choquette-Choo et al., "(Amplified) Banded Matrix Factorization", 2023). No sampling has to be
-secret, nor to be trusted: who takes part when may be public.
+(Choquette-Choo et al., "(Amplified) Banded Matrix Factorization", 2023); that gradients are taken
+at what was released before changes nothing (Denisov et al. 2022, theorem 2.1). No sampling has to
+be secret, nor to be trusted: who takes part when may be public.
 
 C is the banded square root of A (Kalinin and Lampert 2024; Fichtenberger, Henzinger and Upadhyay
 2023 for all bands), with its columns normalised. The factorisation decides how good the noise is,

@@ -69,8 +69,9 @@ def patterns(rounds: int, separation: int):
 def worst_change(c: np.ndarray, separation: int) -> float:
     """Largest norm of C applied to +-1 contributions, over all patterns and signs.
 
-    The norm is convex in each contribution, so scalars of full size are the worst; for vectors
-    of unit norm the worst is no larger, for no inner product of columns exceeds its modulus.
+    The norm is convex in each contribution, so that those of full size are the worst. C has no
+    negative entry, so that no inner product of its columns is negative: vectors that all point the
+    same way are the worst, and those are scalars.
     """
     return max(
         float(np.linalg.norm(c[:, chosen] @ np.array(signs)))
