@@ -171,7 +171,7 @@ class Eavesdropper(RegionFed):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Write down the released sums at the coordinates, without the public denominator."""
         kept = list(replies)
-        for message in kept:
+        for message in (m for m in kept if not m.has_error()):
             update = decode(RegionUpdate, message.content, {})
             batch = self._config.sampling_rate * update.examples
             self.sums.setdefault(update.region, []).append(update.update[self._coordinates] * batch)
@@ -226,7 +226,8 @@ def train(config: Config, folder: Path, coordinates: list[int]) -> Observed:
     }
     spent = audit(ledgers, config.delta).spent[TRAIN].pld
     return Observed(
-        {name: torch.stack(rounds).double().numpy() for name, rounds in strategy.sums.items()},
+        # In the order of the regions, as the coins are; replies come as they are made.
+        {name: torch.stack(strategy.sums[name]).double().numpy() for name in ledgers},
         strategy.state().average,
         spent if np.isfinite(spent) else None,
         federation.plan.update.noise_multiplier,
