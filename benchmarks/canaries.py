@@ -102,8 +102,8 @@ def quiet_coordinates(config: Config, task: Task, count: int, public: int = 512)
     layout = Layout.of(task.module)
     weights = layout.tensors(layout.read(task.module))
     energy = torch.zeros(layout.size)
-    for batch in batches(task, public_examples(config.seed, public), config.microbatch):
-        gradients, _ = example_gradients(task, weights, batch)
+    for batch in batches(public_examples(config.seed, public), config.microbatch):
+        gradients, _ = example_gradients(task, weights, task.encode(batch))
         energy += layout.flatten({name: g.square().sum(0) for name, g in gradients.items()})
     return sorted(int(i) for i in energy.argsort()[:count])
 

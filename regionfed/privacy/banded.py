@@ -38,7 +38,7 @@ def workload(rounds: int, momentum: float = 0.0) -> Floats:
     Prefix sums for ``momentum = 0``; else those of the averaged heavy ball
     ``m <- b m + (1 - b) g; theta <- theta - m``, in which a gradient comes in by and by.
     """
-    ages = np.arange(1, rounds + 1)
+    ages = np.arange(1.0, rounds + 1.0)
     return _lower_toeplitz(1.0 - momentum**ages, rounds)
 
 

@@ -52,8 +52,8 @@ def test_canaries_are_planted_where_public_gradients_are_least(t5: TextToText) -
     layout = Layout.of(t5.module)
     weights = layout.tensors(layout.read(t5.module))
     energy = torch.zeros(layout.size)
-    for batch in batches(t5, public_examples(0, 6), 4):
-        gradients, _ = example_gradients(t5, weights, batch)
+    for batch in batches(public_examples(0, 6), 4):
+        gradients, _ = example_gradients(t5, weights, t5.encode(batch))
         energy += layout.flatten({n: g.square().sum(0) for n, g in gradients.items()})
     found = planted.quiet_coordinates(tiny_config(), t5, 7, public=6)
     assert len(set(found)) == 7
