@@ -1,8 +1,8 @@
 """The device's ClientApp: it answers the coordinator's messages about its own examples.
 
 What leaves the device: clipped sums, summed loss differences, summed scores, a count. They go
-to the region's coordinator only. Examples, and whatever is made of a single one, stay here, and so
-does the user's own model.
+to the region's coordinator only, under masks and noise where secure aggregation is on. Examples,
+and whatever is made of a single one, stay here, and so does the user's own model.
 """
 
 import logging
@@ -27,6 +27,7 @@ from client_app.datasets.dataset import (
 from client_app.datasets.validation import ValidationDataset
 from client_app.gradients import clipped_sums, loss_differences
 from client_app.identity import Identity, identity_of, state_folder
+from client_app.secure_aggregation import secure_aggregation
 from client_app.task import TASKS, ScoreSums, Task, score_sums
 from client_app.user import (
     MODEL,
@@ -140,7 +141,7 @@ class Device:
 
 log = logging.getLogger(__name__)
 
-app = ClientApp()
+app = ClientApp(mods=[secure_aggregation])
 
 Request = TypeVar(
     "Request", GradientRequest, AdaptRequest, LossRequest, ScoreRequest, ProfileRequest

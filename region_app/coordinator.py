@@ -1,4 +1,4 @@
-"""The regional coordinator: sums its devices' replies, noises once, personalises.
+"""The regional coordinator: has its devices' replies summed and noised once, personalises.
 
 It knows its devices only through Flower's `Grid`, so it is the same in simulation and in
 deployment. What it returns has been noised, charged to the ledger and saved, in the order
@@ -6,17 +6,19 @@ ledger -> noise -> save -> return: a crash in between can waste privacy but neve
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from flwr.serverapp import Grid
 
 from region_app.exchange import await_nodes, exchange
 from region_app.rho import best_rho, bracket, possible_points
+from region_app.secure_sum import SecureSum
 from region_app.state import RegionState, StateFolder
+from region_app.summation import CentralSum, Devices, Question, Summation
 from regionfed.config import Config
 from regionfed.conflict import conflict, label_divergence, personalisation_weight
 from regionfed.contract import (
@@ -52,11 +54,15 @@ from regionfed.privacy.plan import (
     score_columns,
     searches_rho,
 )
-from regionfed.randomness import derive_seed, randomness_source
+from regionfed.randomness import derive_seed
 
 log = logging.getLogger(__name__)
 
-R = TypeVar("R")
+SUMMATIONS: Mapping[str, Callable[[Devices, Config], Summation]] = {
+    "off": CentralSum,
+    "pairwise": SecureSum,
+}
+"""What the setting secure-aggregation names."""
 
 # A region takes part when its noised size is this many standard deviations from none.
 _SURE = 3.0
@@ -107,8 +113,9 @@ class Coordinator:
         self._ledger = Ledger(folder / "ledger.jsonl", config.delta, plan.budgets)
         self._states = StateFolder(folder)
         self._require_whole_ledger(folder)
-        self._randomness = randomness_source(config.noise_seed)
         self._nodes: list[int] = []
+        known = Devices(region, grid, devices, self._ledger, self._quarantine)
+        self._sums = SUMMATIONS[config.secure_aggregation](known, config)
 
     def _require_whole_ledger(self, folder: Path) -> None:
         """Refuse to go on from a state whose releases the ledger does not know."""
@@ -153,7 +160,7 @@ class Coordinator:
     def _release_update(
         self, request: RegionTrain, state: RegionState
     ) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        least = max(1.0, _SURE * self._plan.size.parts[0].noise_std)
+        least = max(1.0, _SURE * self._sums.noise_std(self._plan.size.parts[0], 1))
         if state.examples < least:
             # Its noised size cannot be told from that of a region without any data.
             raise RunError(
@@ -165,11 +172,8 @@ class Coordinator:
         if self._personaliser.accumulates:
             point = point + state.own_part()
         asked = self._gradient_request(request, point, sketch_size=size)
-        total, sketch, loss = self._gradient_sums(asked)
-        sums = {"update": self._bounded(total, state), "loss": loss}
-        if size:
-            sums["sketch"] = sketch
-        noised = self._release(self._plan.update, sums, request.round)
+        parts = {"total": "update", "loss": "loss"} | ({"sketch": "sketch"} if size else {})
+        noised = self._gradients(asked, self._plan.update, parts, state)
         update = {name: v.div_(self._denominator(name, state)) for name, v in noised.items()}
         # The noise is kept beside what it is on: whoever reads the update needs to know.
         facts = {"noise_std": self._noise_stds(state)["update"]}
@@ -269,11 +273,12 @@ class Coordinator:
             name = f"query-{asked}"
             if (saved := self._states.load_release(name, request.round)) is not None:
                 return saved[0]["gradient"]
-            total, *_ = self._gradient_sums(
-                self._gradient_request(request, point, query=asked, inner_step=inner_step)
-            )
-            sums = {"gradient": self._bounded(total, state)}
-            gradient = self._release(self._plan.query, sums, request.round, asked)["gradient"]
+            gradient = self._gradients(
+                self._gradient_request(request, point, query=asked, inner_step=inner_step),
+                self._plan.query,
+                {"total": "gradient"},
+                state,
+            )["gradient"]
             gradient.div_(self._denominator("gradient", state))
             self._states.save_release(name, request.round, {"gradient": gradient}, {})
             return gradient
@@ -309,10 +314,17 @@ class Coordinator:
             base=request.theta,
             direction=direction,
         )
-        votes = torch.zeros(len(points))
-        for reply in self._ask(asked, LossReply, {"steps": len(points)}):
-            votes += torch.tensor(reply.differences)
-        released = self._release(self._plan.vote, {"vote": votes}, request.round)
+        released = self._released(
+            Question(
+                request=asked,
+                reply=LossReply,
+                dimensions={"steps": len(points)},
+                mechanism=self._plan.vote,
+                parts={"differences": "vote"},
+                round=request.round,
+                charged_to=request.round,
+            )
+        )
         self._states.save_release("votes", request.round, released, {})
         return [float(v) for v in released["vote"]]
 
@@ -331,7 +343,18 @@ class Coordinator:
             personalised=request.theta + state.own_part(),
             update=update,
         )
-        done = sum(1 for _ in self._ask(asked, AdaptReply, {}))
+        done = sum(
+            1
+            for _ in exchange(
+                self._grid,
+                self._nodes,
+                asked,
+                AdaptReply,
+                {},
+                timeout=config.round_timeout,
+                quarantine=self._quarantine,
+            )
+        )
         log.info("region %s: %d of %d devices adapted", self._region, done, len(self._nodes))
 
     def _score(self, request: RegionPersonalise, state: RegionState) -> list[float]:
@@ -345,11 +368,17 @@ class Coordinator:
             theta=request.theta,
             personalised=request.theta + state.own_part(),
         )
-        length = columns * len(self._tasks)
-        sums = torch.zeros(length)
-        for reply in self._ask(asked, ScoreReply, {"columns*tasks": length}):
-            sums += torch.tensor(reply.scores)
-        released = self._release(self._plan.scores, {"scores": sums}, request.round)
+        released = self._released(
+            Question(
+                request=asked,
+                reply=ScoreReply,
+                dimensions={"columns*tasks": columns * len(self._tasks)},
+                mechanism=self._plan.scores,
+                parts={"scores": "scores"},
+                round=request.round,
+                charged_to=request.round,
+            )
+        )
         self._states.save_release("score-sums", request.round, released, {})
         return [float(v) for v in released["scores"]]
 
@@ -377,20 +406,33 @@ class Coordinator:
             inner_step=inner_step,
         )
 
-    def _gradient_sums(
-        self, asked: GradientRequest
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return the sums over devices of gradients (p,), sketches (k,) and losses (1,)."""
-        total, sketch = torch.zeros_like(asked.point), torch.zeros(asked.sketch_size)
-        loss = torch.zeros(1)
-        answered = 0
-        for reply in self._ask(asked, GradientReply, {"p": len(total), "k": len(sketch)}):
-            total += reply.total
-            sketch += reply.sketch
-            loss += reply.loss
-            answered += 1
-        self._require_answers(answered)
-        return total, sketch, loss
+    def _gradients(
+        self,
+        asked: GradientRequest,
+        mechanism: GaussianSum,
+        parts: dict[str, str],
+        state: RegionState,
+    ) -> dict[str, torch.Tensor]:
+        """Return the noised sums over devices, by part: the first is that of gradients (p,)."""
+        gradients = parts["total"]
+
+        def bounded(sums: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+            return {**sums, gradients: self._bounded(sums[gradients], state)}
+
+        return self._released(
+            Question(
+                request=asked,
+                reply=GradientReply,
+                dimensions={"p": len(asked.point), "k": asked.sketch_size},
+                mechanism=mechanism,
+                parts=parts,
+                round=asked.round,
+                charged_to=asked.round,
+                number=asked.query,
+                must_answer=True,
+                before_noise=bounded,
+            )
+        )
 
     def _bounded(self, total: torch.Tensor, state: RegionState) -> torch.Tensor:
         """Return what is noised: the sum of clipped gradients, or the clipped mean of all."""
@@ -408,36 +450,22 @@ class Coordinator:
         return 1.0 if is_mean else self._expected_batch(state)
 
     # ----------------------------------------------------------------------------- common
-    def _ask(self, request: object, reply: type[R], lengths: dict[str, int]) -> Iterator[R]:
-        return exchange(
-            self._grid,
-            self._nodes,
-            request,
-            reply,
-            lengths,
-            timeout=self._config.round_timeout,
-            quarantine=self._quarantine,
-        )
+    def _released(self, question: Question) -> dict[str, torch.Tensor]:
+        return self._sums.released(self._nodes, question)
 
     def _quarantine(self, reason: str) -> None:
         # Stays in the region's own log: which device failed, and why, is nobody else's business.
         log.warning("region %s: %s", self._region, reason)
-
-    def _release(
-        self, mechanism: GaussianSum, sums: dict[str, torch.Tensor], round_: int, *which: int
-    ) -> dict[str, torch.Tensor]:
-        self._ledger.charge(mechanism.event(self._region, round_))
-        purpose = (mechanism.release, self._config.seed, round_, self._region, *which)
-        stream = self._randomness(*purpose)
-        return mechanism.noised(sums, stream)
 
     def _spent(self, population: str) -> float:
         spent = self._ledger.epsilon(population)
         return spent if spent != float("inf") else -1.0
 
     def _noise_stds(self, state: RegionState) -> dict[str, float]:
+        lengths = {"update": len(state.direction), "sketch": self._plan.sketch_size}
         return {
-            part.name: part.noise_std / self._denominator(part.name, state)
+            part.name: self._sums.noise_std(part, lengths.get(part.name, 1))
+            / self._denominator(part.name, state)
             for part in self._plan.update.parts
         }
 
@@ -459,18 +487,18 @@ class Coordinator:
     def _first_state(self, request: RegionTrain | RegionPersonalise) -> RegionState:
         """Release the region's size, and its labels where they are needed, once."""
         labels = self._plan.labels
-        sums = {"size": torch.zeros(1)}
-        if labels:
-            sums["labels"] = torch.zeros(labels)
-        answered = 0
-        asked = ProfileRequest(layout=request.layout, labels=labels)
-        for reply in self._ask(asked, ProfileReply, {"labels": labels}):
-            sums["size"] += reply.examples
-            if labels:
-                sums["labels"] += torch.tensor(reply.histogram)
-            answered += 1
-        self._require_answers(answered)
-        released = self._release(self._plan.size, sums, 0)
+        released = self._released(
+            Question(
+                request=ProfileRequest(layout=request.layout, labels=labels),
+                reply=ProfileReply,
+                dimensions={"labels": labels},
+                mechanism=self._plan.size,
+                parts={"examples": "size"} | ({"histogram": "labels"} if labels else {}),
+                round=request.round,
+                charged_to=0,
+                must_answer=True,
+            )
+        )
         state = RegionState(
             round=0,
             direction=torch.zeros_like(request.theta),
@@ -481,7 +509,3 @@ class Coordinator:
         )
         self._states.save(state)
         return state
-
-    def _require_answers(self, answered: int) -> None:
-        if not answered:
-            raise RunError(f"region {self._region}: none of its devices answered.")

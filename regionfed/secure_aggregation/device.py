@@ -189,9 +189,7 @@ def add_masks(session: Session, total: Ring) -> None:
     for other in session.sharers:
         if other == session.device:
             continue
-        key = masks.pair_key(
-            session.masking, adverts[other].masking, digest, session.device, other
-        )
+        key = masks.pair_key(session.masking, adverts[other].masking, digest, session.device, other)
         masks.add_mask(total, key, subtract=session.device > other)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from regionfed.config import Config
 from regionfed.errors import ContractError
 
-# Devices have two-byte numbers in no message; this only keeps a lying sender from asking for work.
+# Keeps a lying sender from asking for endless work.
 _MOST_DEVICES = 65_536
 
 
@@ -72,10 +72,10 @@ class Terms:
     run : str
         Flower's run id.
     round : int
-    exchange : str
-        Which exchange of the round.
     message_type : str
         Flower message type of the request that it carries.
+    number : int
+        Which of a round's requests of that type.
     nonce : str
         Fresh for each attempt; hexadecimal.
     devices, dropouts, colluders : int
@@ -93,8 +93,8 @@ class Terms:
 
     run: str
     round: int
-    exchange: str
     message_type: str
+    number: int
     nonce: str
     devices: int
     dropouts: int
@@ -113,6 +113,11 @@ class Terms:
     def to_text(self) -> str:
         """Return the one text that stands for these terms."""
         return json.dumps(asdict(self), sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+    @property
+    def exchange(self) -> str:
+        """Name the exchange among those of its round."""
+        return f"{self.message_type} {self.number}"
 
     @property
     def digest(self) -> bytes:

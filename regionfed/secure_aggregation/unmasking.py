@@ -13,6 +13,7 @@ def remove_masks(
     total: Ring,
     digest: bytes,
     adverts: Mapping[int, Advert],
+    *,
     sharers: Sequence[int],
     survivors: Sequence[int],
     given: Mapping[int, Sequence[bytes]],
