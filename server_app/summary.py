@@ -31,6 +31,7 @@ from regionfed.records import (
     Summary,
     mean_and_rrs,
 )
+from regionfed.secure_aggregation.terms import tolerance_of
 from server_app.federation import Federation
 from server_app.run_folder import RunFolder
 
@@ -61,7 +62,7 @@ def summarise(
         global_=mean_and_rrs(_means(regions, "global_")),
         personalised=mean_and_rrs(_means(regions, "personalised")),
         regions=regions,
-        privacy=_privacy(config, federation.plan, done, spent_by(rows, federation.plan)),
+        privacy=_privacy(config, federation, done, spent_by(rows, federation.plan)),
         evaluation=_evaluation(config, federation.plan, done),
         failures=[failure for row in rows for failure in row.failures],
         seconds=seconds,
@@ -128,7 +129,10 @@ def _user(regions: Mapping[str, RegionRecord]) -> Score | None:
     return score if score.mean is not None else None
 
 
-def _privacy(config: Config, plan: PrivacyPlan, rounds: int, spent: float) -> PrivacySummary:
+def _privacy(
+    config: Config, federation: Federation, rounds: int, spent: float
+) -> PrivacySummary:
+    plan = federation.plan
     if config.privacy_mode == "none":
         return PrivacySummary(
             mode="none",
@@ -161,13 +165,32 @@ def _privacy(config: Config, plan: PrivacyPlan, rounds: int, spent: float) -> Pr
         clip_norm=config.clip_norm,
         events=_events(config, plan, rounds),
         statement=(
-            f"({_up(spent)}, {config.delta:g})-DP for each training example against everyone "
-            f"outside of its region's coordinator; {NEIGHBOURING}; {sampling}; accountant "
-            f"{ACCOUNTANT}.{whole}{_panel_exception(config)}"
+            f"({_up(spent)}, {config.delta:g})-DP for each training example against "
+            f"{_adversary(config)}; {NEIGHBOURING}; {sampling}; accountant "
+            f"{ACCOUNTANT}.{whole}{_distributed(config, federation)}{_panel_exception(config)}"
         ),
         target_epsilon=plan.budgets[TRAIN],
         noise_seeded=config.noise_seed >= 0,
         units=units,
+    )
+
+
+def _adversary(config: Config) -> str:
+    if config.secure_aggregation == "off":
+        return "everyone outside of its region's coordinator"
+    return "everyone outside of its device, its region's coordinator included"
+
+
+def _distributed(config: Config, federation: Federation) -> str:
+    """Say what the guarantee rests on where devices draw the noise, and how much more there is."""
+    if config.secure_aggregation == "off":
+        return ""
+    most = max(tolerance_of(config, n).excess for n in federation.devices.values())
+    return (
+        f" Devices draw the noise and mask what they send. It is never less than accounted while "
+        f"at most {config.tolerated_dropouts:.0%} of a region's devices drop out and "
+        f"{config.tolerated_colluders:.0%} collude with the coordinator (each rounded down to "
+        f"whole devices), and up to {most:.3g} times as much."
     )
 
 
