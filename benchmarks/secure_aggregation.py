@@ -8,7 +8,7 @@ Measures        each step by itself, per device and for the coordinator: keys an
 Input           a vector of zeros: no step's time depends on the values. Keys are real.
 Hyperparameters tolerated-dropouts 0.3 and tolerated-colluders 0.1, the defaults; C = 0.5, z = 1.
 Time            wall-clock and processor seconds of one process; the processor's are what to read
-                where other work shares the machine. Messages are not sent: Flower's time is not here.
+                where other work shares the machine. No message is sent: Flower's time is not here.
 """
 
 import argparse
@@ -57,9 +57,7 @@ def measure(devices: int, length: int) -> Row:
     )
     sessions = [session for session, _ in opened]
     adverts = [advert for _, advert in opened]
-    shared = clock.each(
-        "device: share", lambda i: device.share(sessions[i], adverts, {}), devices
-    )
+    shared = clock.each("device: share", lambda i: device.share(sessions[i], adverts, {}), devices)
     boxes = [{s: shared[s][1][i] for s in range(devices) if s != i} for i in range(devices)]
     sessions = [session for session, _ in shared]
     sessions = clock.each(

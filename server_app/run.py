@@ -14,6 +14,7 @@ from regionfed.errors import RunStoppedError
 from regionfed.privacy.plan import TRAIN, predicted_noise, region_epsilon
 from regionfed.privacy.planner import DROWNED
 from regionfed.records import RoundRecord, Status, Summary
+from regionfed.secure_aggregation.terms import tolerance_of
 from regionfed.vector import to_arrays
 from server_app.checkpoint import load_checkpoint, save_checkpoint
 from server_app.federation import Federation, prepare
@@ -252,8 +253,15 @@ def warnings(config: Config, federation: Federation) -> list[str]:
         )
     regions = len(federation.regions)
     devices = sum(federation.devices.values())
+    masked = config.secure_aggregation != "off"
     noise = predicted_noise(
-        config, plan, regions=regions, examples=devices * config.examples_per_client / regions
+        config,
+        plan,
+        regions=regions,
+        examples=devices * config.examples_per_client / regions,
+        excess=max(tolerance_of(config, n).excess for n in federation.devices.values())
+        if masked
+        else 1.0,
     )
     if noise > DROWNED:
         said.append(

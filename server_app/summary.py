@@ -129,9 +129,7 @@ def _user(regions: Mapping[str, RegionRecord]) -> Score | None:
     return score if score.mean is not None else None
 
 
-def _privacy(
-    config: Config, federation: Federation, rounds: int, spent: float
-) -> PrivacySummary:
+def _privacy(config: Config, federation: Federation, rounds: int, spent: float) -> PrivacySummary:
     plan = federation.plan
     if config.privacy_mode == "none":
         return PrivacySummary(

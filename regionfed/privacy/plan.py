@@ -250,7 +250,9 @@ def region_epsilon(config: Config, plan: PrivacyPlan, rounds: int) -> RegionEpsi
     return RegionEpsilon(*both)
 
 
-def predicted_noise(config: Config, plan: PrivacyPlan, *, regions: int, examples: float) -> float:
+def predicted_noise(
+    config: Config, plan: PrivacyPlan, *, regions: int, examples: float, excess: float = 1.0
+) -> float:
     """Return the std that noise will have put on each weight of the global model at the end.
 
     ``min(s tau sqrt(T / R), limit)``: T steps of size s along the mean of R updates with noise of
@@ -264,9 +266,11 @@ def predicted_noise(config: Config, plan: PrivacyPlan, *, regions: int, examples
         R.
     examples : float
         Expected examples of a region.
+    excess : float
+        Noise over what is accounted, where devices draw it.
     """
     batch = 1.0 if config.clipping == "region-mean" else config.sampling_rate * examples
-    tau = plan.update.parts[0].noise_std / batch
+    tau = excess * plan.update.parts[0].noise_std / batch
     predicted: float = config.server_lr * tau * math.sqrt(config.rounds / regions)
     return min(predicted, config.noise_limit)
 

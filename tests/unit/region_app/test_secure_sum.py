@@ -15,8 +15,8 @@ from flwr.clientapp.typing import ClientAppCallable
 
 from client_app.secure_aggregation import SUMMED, secure_aggregation
 from region_app.coordinator import Coordinator
-from regionfed.config import Config
 from region_app.summation import CentralSum, Devices, Question
+from regionfed.config import Config
 from regionfed.contract import (
     GradientReply,
     LossReply,
@@ -156,9 +156,9 @@ def test_a_round_is_that_of_the_plain_run_up_to_the_grid(tmp_path: Path) -> None
     """Size, update, votes, scores and what follows from them; without noise, so exactly."""
     secure = Region(tmp_path / "secure", config_of())
     plain = coordinator_of(
-        tmp_path / "plain", [script_of(i) for i in range(DEVICES)], config_of(
-            secure_aggregation="off"
-        )
+        tmp_path / "plain",
+        [script_of(i) for i in range(DEVICES)],
+        config_of(secure_aggregation="off"),
     )
     one, other = secure.coordinator.train(train_request(THETA)), plain.train(train_request(THETA))
     assert one.examples == pytest.approx(other.examples, abs=1e-5)
@@ -207,7 +207,7 @@ def test_a_device_that_vanishes_at_any_step_costs_itself_alone(tmp_path: Path, s
 def test_one_more_and_the_region_sits_the_round_out(tmp_path: Path, step: str) -> None:
     """The error says so, and nothing is charged but what may have been opened."""
     region = Region(tmp_path, config_of(), fault=fails_at(f"secure.{step}", {1, 2}))
-    with pytest.raises(RunError, match="2 of 4 devices are left.*needs 3.*tolerated-dropouts"):
+    with pytest.raises(RunError, match=r"2 of 4 devices are left.*needs 3.*tolerated-dropouts"):
         region.coordinator.train(train_request(THETA))
     charged = [event["release"] for event in region.ledger()]
     assert charged[0] == "region size"
@@ -246,8 +246,12 @@ def test_noise_is_there_and_charged_as_the_least_that_may_be(tmp_path: Path) -> 
     region = Region(tmp_path, config)
     update = region.coordinator.train(train_request(THETA))
     size, event = region.ledger()
-    assert size["drawn"] == event["drawn"] == (
-        "distributed noise: 4 of 4 devices drew their shares; at most 1 may drop out and 0 collude"
+    assert (
+        size["drawn"]
+        == event["drawn"]
+        == (
+            "distributed noise: 4 of 4 devices drew their shares; at most 1 may drop out and 0 collude"
+        )
     )
     mechanism = region.plan.update
     assert event["noise_multiplier"] == mechanism.noise_multiplier > 0.0

@@ -190,9 +190,7 @@ def test_what_the_coordinator_carries_holds_no_secret_and_no_value() -> None:
     """Neither a private key, nor a seed, nor a device's own vector is in any message."""
     room = Room(terms_of())
     room.advertise()
-    secrets = {
-        piece for s in room.sessions.values() for piece in (s.sealing, s.masking, s.seed)
-    }
+    secrets = {piece for s in room.sessions.values() for piece in (s.sealing, s.masking, s.seed)}
     room.share()
     values = some_values(7)
     room.mask(values)
@@ -366,7 +364,9 @@ def test_a_mask_comes_off_as_it_went_on(dtype: str) -> None:
     masks.add_mask(total, bytes(32))
     assert len(np.unique(total - np.arange(size).astype(dtype))) > 0.99 * size
     # The first block of AES-256 of zero under the zero key (FIPS 197, SP 800-38A layout).
-    first = (total[: 16 // total.itemsize] - np.arange(16 // total.itemsize).astype(dtype)).tobytes()
+    first = (
+        total[: 16 // total.itemsize] - np.arange(16 // total.itemsize).astype(dtype)
+    ).tobytes()
     assert first.hex() == "dc95c078a2408989ad48a21492842087"
     masks.add_mask(total, bytes(32), subtract=True)
     assert np.array_equal(total, np.arange(size).astype(dtype))
