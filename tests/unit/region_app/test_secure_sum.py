@@ -246,13 +246,8 @@ def test_noise_is_there_and_charged_as_the_least_that_may_be(tmp_path: Path) -> 
     region = Region(tmp_path, config)
     update = region.coordinator.train(train_request(THETA))
     size, event = region.ledger()
-    assert (
-        size["drawn"]
-        == event["drawn"]
-        == (
-            "distributed noise: 4 of 4 devices drew their shares; at most 1 may drop out and 0 collude"
-        )
-    )
+    said = "4 of 4 devices drew their shares; at most 1 may drop out and 0 collude"
+    assert size["drawn"] == event["drawn"] == f"distributed noise: {said}"
     mechanism = region.plan.update
     assert event["noise_multiplier"] == mechanism.noise_multiplier > 0.0
     for part in mechanism.parts:

@@ -215,7 +215,7 @@ def test_an_advert_that_was_changed_anywhere_is_refused(at: int) -> None:
     room = Room(terms_of())
     room.advertise()
     room.adverts[2] = tampered(room.adverts[2], at)
-    with pytest.raises(ContractError, match="not signed|two adverts|two keys|declared"):
+    with pytest.raises(ContractError, match=r"not signed|two adverts|declared"):
         device.share(room.sessions[0], list(room.adverts.values()), {})
 
 
@@ -364,9 +364,8 @@ def test_a_mask_comes_off_as_it_went_on(dtype: str) -> None:
     masks.add_mask(total, bytes(32))
     assert len(np.unique(total - np.arange(size).astype(dtype))) > 0.99 * size
     # The first block of AES-256 of zero under the zero key (FIPS 197, SP 800-38A layout).
-    first = (
-        total[: 16 // total.itemsize] - np.arange(16 // total.itemsize).astype(dtype)
-    ).tobytes()
+    block = 16 // total.itemsize
+    first = (total[:block] - np.arange(block).astype(dtype)).tobytes()
     assert first.hex() == "dc95c078a2408989ad48a21492842087"
     masks.add_mask(total, bytes(32), subtract=True)
     assert np.array_equal(total, np.arange(size).astype(dtype))
