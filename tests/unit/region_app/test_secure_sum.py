@@ -242,8 +242,10 @@ def test_a_round_that_was_not_opened_may_be_asked_again_and_an_opened_one_not(
 
 def test_noise_is_there_and_charged_as_the_least_that_may_be(tmp_path: Path) -> None:
     """The ledger's event: who drew it, the sensitivity of rounded sums, the planned multiplier."""
-    config = config_of(privacy_mode="dp", rho_every=0)
+    config = config_of(privacy_mode="dp", rho_every=0, examples_per_client=2000)
     region = Region(tmp_path, config)
+    for script in region.scripts:
+        script.profile = lambda _: ProfileReply(1000)
     update = region.coordinator.train(train_request(THETA))
     size, event = region.ledger()
     said = "4 of 4 devices drew their shares; at most 1 may drop out and 0 collude"
