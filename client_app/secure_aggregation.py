@@ -20,7 +20,7 @@ from flwr.clientapp.typing import ClientAppCallable
 
 from client_app.identity import Identity, identity_of, state_folder
 from regionfed.config import Config
-from regionfed.contract import EXCHANGES, decode, encode, message_type, numbers
+from regionfed.contract import EXCHANGES, decode, encode, numbers
 from regionfed.discretion import discreet
 from regionfed.durable import write_atomic
 from regionfed.errors import ContractError, RunError
@@ -51,7 +51,7 @@ _STATE = "secure-aggregation"
 def _summed() -> dict[str, type]:
     """Return the reply that is expected, by message type, of every exchange that is summed."""
     return {
-        message_type(ask): reply
+        ask.NAME: reply  # type: ignore[attr-defined] # every request has one
         for way, ask, reply in EXCHANGES
         if way == "region -> device" and INVENTORY[reply.__name__]
     }
