@@ -271,7 +271,7 @@ def releases_table() -> str:
         f"| `{name}` | {r.what} | {r.to} | {r.reaches} | {r.bound} |"
         for name, r in RELEASES.items()
     ]
-    head = "| part | what it tells of | told first | reaches | what bounds an example |"
+    head = "| part | what it tells of | told first | reaches | what bounds a unit |"
     return "\n".join([head, "|---|---|---|---|---|", *rows])
 
 
