@@ -87,7 +87,7 @@ def test_d3_moving_the_clip_moves_noise_and_sensitivity_alike(unit: str, bound: 
 
 
 @given(
-    st.lists(st.floats(-1e30, 1e30, width=32), min_size=1, max_size=20),
+    st.lists(st.floats(-(2.0**100), 2.0**100, width=32), min_size=1, max_size=20),
     st.floats(1e-3, 1e3),
 )
 def test_a_clipped_vector_is_short_and_points_the_same_way(
@@ -258,7 +258,7 @@ def test_the_published_noise_gives_a_region_what_it_gives() -> None:
     )
     plan = plan_privacy(config, sketch=False, votes=False)
     assert plan.budgets[TRAIN] == pytest.approx(8.6, abs=0.01)
-    assert other_epsilons(config, plan, 50)["region replaced"] == pytest.approx(20.7, abs=0.02)
+    assert other_epsilons(config, plan, 50)["region replaced"] == pytest.approx(20.68, abs=0.01)
 
 
 def test_noise_of_clients_is_foreseen_over_devices() -> None:
