@@ -1,8 +1,8 @@
 """The device's ClientApp: it answers the coordinator's messages about its own examples.
 
-What leaves the device: clipped sums, summed loss differences, summed scores, a count. They go
-to the region's coordinator only. Examples, and whatever is made of a single one, stay here, and so
-does the user's own model.
+What leaves the device: clipped sums (or one clipped change), loss differences, scores, a count.
+They go to the region's coordinator only. Examples, and whatever is made of a single one, stay
+here, and so does the user's own model.
 """
 
 import logging
@@ -27,6 +27,7 @@ from client_app.datasets.dataset import (
 from client_app.datasets.validation import ValidationDataset
 from client_app.gradients import clipped_sums, loss_differences
 from client_app.identity import Identity, identity_of, state_folder
+from client_app.local_steps import Steps, clipped_delta, mean_differences
 from client_app.task import TASKS, ScoreSums, Task, score_sums
 from client_app.user import (
     MODEL,
@@ -40,6 +41,7 @@ from regionfed.config import Config
 from regionfed.contract import (
     AdaptReply,
     AdaptRequest,
+    DeltaRequest,
     GradientReply,
     GradientRequest,
     LossReply,
@@ -143,7 +145,13 @@ log = logging.getLogger(__name__)
 app = ClientApp()
 
 Request = TypeVar(
-    "Request", GradientRequest, AdaptRequest, LossRequest, ScoreRequest, ProfileRequest
+    "Request",
+    GradientRequest,
+    DeltaRequest,
+    AdaptRequest,
+    LossRequest,
+    ScoreRequest,
+    ProfileRequest,
 )
 
 
@@ -173,6 +181,31 @@ def gradient(message: Message, context: Context) -> Message:
         else {},
         microbatch=bench.config.microbatch,
         inner_step=request.inner_step,
+    )
+    return _reply(message, GradientReply(sums.total, sums.sketch, sums.loss))
+
+
+@app.train("delta")
+@discreet("this device")
+def delta(message: Message, context: Context) -> Message:
+    """Answer `DeltaRequest`: all examples together, as one."""
+    device, request = _asked(DeltaRequest, message, context)
+    bench, who = device.bench, device.identity
+    order = derive_seed(
+        bench.config.seed, "local steps", request.round, request.query, who.region, who.index
+    )
+    sums = clipped_delta(
+        bench.task,
+        bench.layout,
+        request.point,
+        device.data.train,
+        steps=Steps(request.steps, request.learning_rate, order, request.optimiser),
+        clip_norm=request.clip_norm,
+        loss_cap=request.loss_cap,
+        signs=sketch_signs(bench.layout, request.sketch_size, request.sketch_seed)
+        if request.sketch_size
+        else {},
+        microbatch=bench.config.microbatch,
     )
     return _reply(message, GradientReply(sums.total, sums.sketch, sums.loss))
 
@@ -215,7 +248,7 @@ def loss(message: Message, context: Context) -> Message:
     """Answer `LossRequest`."""
     device, request = _asked(LossRequest, message, context)
     bench = device.bench
-    differences = loss_differences(
+    differences = (mean_differences if request.as_one else loss_differences)(
         bench.task,
         bench.layout,
         request.base,
@@ -246,7 +279,10 @@ def metrics(message: Message, context: Context) -> Message:
     if request.with_user:
         # Whoever has no model of its own uses the region's.
         columns.append((user or personalised).sums)
-    return _reply(message, ScoreReply([v for row in zip(*columns, strict=True) for v in row]))
+    scores = [v for row in zip(*columns, strict=True) for v in row]
+    # The mean over examples: the device counts once, over all tasks together.
+    held = max(sum(global_.counts), 1.0) if request.as_one else 1.0
+    return _reply(message, ScoreReply([v / held for v in scores]))
 
 
 def _own_scores(
@@ -281,7 +317,9 @@ def profile(message: Message, context: Context) -> Message:
     device, request = _asked(ProfileRequest, message, context)
     train = device.data.train
     labels = histogram(device.bench.dataset, train) if request.labels else []
-    return _reply(message, ProfileReply(len(train), labels))
+    counted = min(len(train), request.most or len(train))
+    share = counted / max(len(train), 1)
+    return _reply(message, ProfileReply(counted, [count * share for count in labels]))
 
 
 def _reply(message: Message, reply: object) -> Message:

@@ -11,6 +11,7 @@ from dataclasses import MISSING, Field, asdict, dataclass, field, fields
 from typing import Any
 
 from regionfed.errors import ConfigurationError
+from regionfed.privacy.units import UNITS
 from regionfed.registry import nearest
 
 Value = bool | int | float | str
@@ -32,7 +33,7 @@ PROFILES: dict[str, dict[str, Value]] = {
         "rho_search": "published",
         "rho_high": 1.0,
         "rho_evaluations": 7,
-        "clipping": "region-mean",
+        "unit": "example-in-mean",
         "clip_norm": 1.0,
         "noise_multiplier": 4.0,
         "sampling_rate": 0.1,
@@ -139,6 +140,15 @@ class Config:
         open_high=True,
     )
 
+    # A device's own steps, where the unit is the client
+    client_steps: int = setting(8, "unit client: steps of a device in a round", low=1, high=10_000)
+    client_lr: float = setting(
+        1e-3, "unit client: size of a device's step", low=0.0, open_low=True, high=1e3
+    )
+    client_optimiser: str = setting(
+        "adamw", "unit client: how a device steps", choices=("adamw", "sgd")
+    )
+
     # Personalisation
     personaliser: str = setting(
         "residual",
@@ -211,7 +221,12 @@ class Config:
     privacy_mode: str = setting(
         "dp", "'dp', or 'none' (no noise at all; the report says so)", choices=("dp", "none")
     )
-    unit: str = setting("example", "what one unit of privacy protects", choices=("example",))
+    unit: str = setting(
+        "example",
+        "what one unit of privacy is: an 'example', a 'client' (a device with all it has), a "
+        "'region', or an 'example-in-mean' (as published: the region's mean is clipped)",
+        choices=tuple(UNITS),
+    )
     target_epsilon: float = setting(
         4.0, "epsilon that the whole run may reach", low=0.0, open_low=True, high=1e3
     )
@@ -225,12 +240,11 @@ class Config:
         1e-5, "delta of the guarantee", low=0.0, open_low=True, high=1.0, open_high=True
     )
     sampling_rate: float = setting(
-        0.15, "chance of each example to be in a round", low=0.0, open_low=True, high=1.0
-    )
-    clipping: str = setting(
-        "example",
-        "what is clipped: each 'example', or the 'region-mean' (as published)",
-        choices=("example", "region-mean"),
+        0.15,
+        "chance of each example (unit client: of each device) to be in a round",
+        low=0.0,
+        open_low=True,
+        high=1.0,
     )
     clip_norm: float = setting(
         0.5, "L2 bound C of what is clipped", low=0.0, open_low=True, high=1e6
@@ -286,6 +300,7 @@ class Config:
             nearest known one.
         """
         known = {key_of(f): f for f in fields(cls)}
+        run_config = _with_new_names(run_config)
         for key in run_config:
             if key not in known:
                 raise ConfigurationError(f"unknown setting '{key}'{nearest(key, list(known))}")
@@ -305,11 +320,11 @@ class Config:
             raise ConfigurationError(
                 f"min-regions={self.min_regions} exceeds regions={self.regions}; lower it."
             )
-        if self.clipping == "region-mean" and self.conflict == "sketch":
-            # A sketch is bounded example by example; the mean's clip bounds none.
+        unit = UNITS[self.unit]
+        if self.conflict == "sketch" and not unit.sketches:
             raise ConfigurationError(
-                "clipping='region-mean' bounds no example, so that no sketch can be released: "
-                "set conflict='raw' or 'debiased'."
+                f"unit='{self.unit}' bounds no example, so that no sketch can be released: "
+                f"set conflict='raw' or 'debiased'."
             )
         if self.noise_multiplier > 0.0 and self.target_epsilon != type(self).target_epsilon:
             raise ConfigurationError(
@@ -317,11 +332,16 @@ class Config:
                 f"target-epsilon={self.target_epsilon:g} cannot: give one of them (profile='paper' "
                 f"sets the multiplier)."
             )
-        if self.clipping == "region-mean" and self.user_steps:
-            # A user's clipped gradients and the clip of a region's mean are not comparable.
+        if self.user_steps and not unit.weighs_users:
+            # A user's clipped gradients are comparable with a mean of such, and nothing else.
             raise ConfigurationError(
-                "clipping='region-mean' leaves nothing to weigh a user's model against: "
-                "set user-steps=0."
+                f"unit='{self.unit}' leaves nothing to weigh a user's model against: "
+                f"set user-steps=0."
+            )
+        if unit.as_one and self.meta_order == 2:
+            raise ConfigurationError(
+                f"meta-order=2 goes through each example's own step, which unit='{self.unit}' does "
+                f"not take: set meta-order=1."
             )
         if self.privacy_mode == "none" and self.evaluation_privacy == "noised":
             # Without privacy nothing is noised; say it in the record rather than pretend.
@@ -339,6 +359,22 @@ class Config:
         """Return the flat run configuration: `from_run_config` of it gives an equal object."""
         names = {f.name: key_of(f) for f in fields(self)}
         return {names[name]: value for name, value in asdict(self).items()}
+
+
+# Settings of earlier versions, so that their runs can still be resumed.
+_RENAMED: Mapping[tuple[str, object], Mapping[str, object]] = {
+    ("clipping", "example"): {},
+    ("clipping", "region-mean"): {"unit": "example-in-mean"},
+}
+
+
+def _with_new_names(run_config: Mapping[str, object]) -> dict[str, object]:
+    found = dict(run_config)
+    for key, value in run_config.items():
+        if isinstance(value, str) and (key, value) in _RENAMED:
+            del found[key]
+            found |= _RENAMED[key, value]
+    return found
 
 
 def key_of(setting_field: "Field[Any]") -> str:

@@ -28,6 +28,7 @@ from regionfed.config import Config
 from regionfed.contract import (
     AdaptReply,
     AdaptRequest,
+    DeltaRequest,
     GradientReply,
     GradientRequest,
     LossReply,
@@ -247,6 +248,10 @@ class Script:
         def gradient(message: Message, context: Context) -> Message:
             request = decode(GradientRequest, message.content, {})
             return answered(message, request, self.gradient)
+
+        @app.train("delta")
+        def delta(message: Message, context: Context) -> Message:
+            return answered(message, decode(DeltaRequest, message.content, {}), self.gradient)
 
         @app.train("adapt")
         def adapt(message: Message, context: Context) -> Message:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from regionfed.privacy.mechanism import GaussianSum, Part
+from regionfed.privacy.units import UNITS
 from regionfed.randomness import PrivateRandomness
 
 KEY = bytes(range(32))
@@ -16,7 +17,7 @@ LEVEL = 1e-3
 
 
 def mechanism(*parts: Part, rate: float = 0.1) -> GaussianSum:
-    return GaussianSum("update+loss", "train", "example", rate, parts)
+    return GaussianSum("update+loss", "train", UNITS["example"], rate, parts)
 
 
 UPDATE = Part("update", 0.5, 2.0)
@@ -56,7 +57,7 @@ def test_the_event_says_what_was_released() -> None:
     """D3: unit, rate and sensitivity come from the mechanism; moving the clip moves the event."""
     event = mechanism(UPDATE, LOSS, rate=0.3).event("North", 7)
     assert (event.region, event.round, event.release) == ("North", 7, "update+loss")
-    assert (event.population, event.unit, event.sampling_rate) == ("train", "example", 0.3)
+    assert (event.population, event.unit, event.sampling_rate) == ("train", UNITS["example"], 0.3)
     assert event.noise_multiplier == mechanism(UPDATE, LOSS).noise_multiplier
     assert event.sensitivity == {"update": 0.5, "loss": 8.0}
     moved = mechanism(Part("update", 1.5, 2.0), LOSS).event("North", 7)
