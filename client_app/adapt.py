@@ -11,7 +11,7 @@ import torch
 
 from client_app.datasets.dataset import Example
 from client_app.gradients import clipped_sums
-from client_app.task import Task
+from client_app.task import Task, device_of
 from regionfed.conflict import conflict, personalisation_weight
 from regionfed.errors import RunError
 from regionfed.privacy.plan import LOSS_CAP
@@ -99,7 +99,8 @@ def local_part(
     """
     if not examples:
         return torch.zeros(layout.size)
-    weights = {n: t.detach().clone() for n, t in layout.tensors(start).items()}
+    at = layout.tensors(start.to(device_of(task)))
+    weights = {n: t.detach().clone() for n, t in at.items()}
     for weight in weights.values():
         weight.requires_grad_()
     optimiser = torch.optim.AdamW(

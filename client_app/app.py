@@ -16,18 +16,11 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from client_app.adapt import RegionModel, Settings, adapt_user
-from client_app.datasets.dataset import (
-    DATASETS,
-    ClientData,
-    DataConfig,
-    Example,
-    FederatedDataset,
-    histogram,
-)
-from client_app.datasets.validation import ValidationDataset
+from client_app.datasets.dataset import ClientData, Example, FederatedDataset, histogram
+from client_app.datasets.load import dataset_of
 from client_app.gradients import clipped_sums, loss_differences
 from client_app.identity import Identity, identity_of, state_folder
-from client_app.task import TASKS, ScoreSums, Task, score_sums
+from client_app.task import TASKS, ScoreSums, Task, device_of, score_sums
 from client_app.user import (
     MODEL,
     UserModel,
@@ -57,22 +50,6 @@ from regionfed.randomness import derive_seed, randomness_source
 from regionfed.records import with_mean
 from regionfed.sketch import sketch_signs
 from regionfed.vector import Layout
-
-
-def dataset_of(config: Config) -> FederatedDataset:
-    """Load the dataset that a configuration names."""
-    load = DATASETS.load(config.dataset)
-    dataset = load(
-        DataConfig(
-            path=Path(config.data_path).expanduser() if config.data_path else None,
-            regions=config.regions,
-            clients_per_region=config.clients_per_region,
-            examples_per_client=config.examples_per_client,
-            dirichlet=config.dirichlet_alpha,
-            seed=config.seed,
-        )
-    )
-    return ValidationDataset(dataset) if config.held_out == "validation" else dataset
 
 
 @dataclass(frozen=True)
@@ -126,7 +103,7 @@ class Device:
     def scores(self, vector: torch.Tensor) -> ScoreSums:
         """Score a model (p,) on the held-out examples."""
         bench = self.bench
-        weights = bench.layout.tensors(vector)
+        weights = bench.layout.tensors(vector.to(device_of(bench.task)))
         return score_sums(bench.task, weights, self.data.test, bench.dataset.tasks)
 
     def same_layout(self, layout: str) -> None:

@@ -106,21 +106,53 @@ class Config:
     )
 
     # Data and model
-    dataset: str = setting("retail", "'retail' (generated), 'esci', or 'package.module:loader'")
-    data_path: str = setting("", "folder of the dataset's files, for datasets read from disk")
+    dataset: str = setting(
+        "retail",
+        "'retail' (generated), 'esci', 'reviews', 'femnist', 'unipen', 'files' (your own), or "
+        "'package.module:loader'",
+    )
+    data_path: str = setting(
+        "",
+        "folder or file of the dataset, for those read from disk; empty = what the environment "
+        "variable REGIONFED_DATA says",
+    )
+    columns: str = setting(
+        "",
+        "dataset='files': which column holds what, as 'source=query target=label region=country'; "
+        "also client, task and group",
+    )
     regions: int = setting(8, "number of regions", low=1, high=10_000)
     clients_per_region: int = setting(10, "devices per region", low=1, high=1_000_000)
     examples_per_client: int = setting(600, "training examples per device", low=1)
     dirichlet_alpha: float = setting(
         0.3, "label skew over devices; small is skewed", low=0.0, open_low=True, high=1e6
     )
-    task: str = setting("text-to-text", "'text-to-text', or 'package.module:make_task'")
-    model: str = setting("retail-t5", "'retail-t5' (shipped), or a local Hugging Face folder")
+    task: str = setting(
+        "text-to-text",
+        "'text-to-text' (T5), 'labels' (RoBERTa), 'image' (CNN), or 'package.module:make_task'",
+    )
+    model: str = setting(
+        "retail-t5",
+        "'retail-t5' (shipped), a local Hugging Face folder, a name on the hub, or random weights "
+        "as 't5:small', 'roberta:base', 'cnn:leaf'",
+    )
     # Noise grows with what is trained. What a word means is stored early in the encoder and in
     # feed-forward layers (Geva et al. 2021): these learn most under noise.
     trainable: str = setting(
         "^(encoder.block.0|decoder.*DenseReluDense)",
         "regular expression of parameter names to train; empty = all",
+    )
+    lora_rank: int = setting(
+        0, "rank of LoRA adapters on the linear layers in 'trainable'; 0 = train in full", low=0
+    )
+    precision: str = setting(
+        "fp32", "numbers that the model computes with", choices=("fp32", "bf16", "fp16")
+    )
+    device: str = setting(
+        "auto", "'auto' (CUDA where there is any)", choices=("auto", "cpu", "cuda")
+    )
+    max_length: int = setting(
+        0, "tokens of a text that the model reads; 0 = the task's own (32, or 128 for labels)", low=0
     )
     client_app: str = setting("client_app.app:app", "ClientApp that answers the contract")
     microbatch: int = setting(96, "examples per vectorised gradient pass", low=1)
@@ -301,6 +333,11 @@ class Config:
         return config
 
     def _check_combinations(self) -> None:
+        if self.precision == "fp16":
+            raise ConfigurationError(
+                "precision='fp16': activations of T5 go beyond its largest number, 65504, and "
+                "gradients of single examples below its smallest. Set 'bf16' or 'fp32'."
+            )
         if self.min_regions > self.regions:
             raise ConfigurationError(
                 f"min-regions={self.min_regions} exceeds regions={self.regions}; lower it."

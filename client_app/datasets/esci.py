@@ -31,7 +31,7 @@ import json
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, zip_longest
 from pathlib import Path
@@ -42,6 +42,7 @@ from numpy.typing import NDArray
 
 from client_app.datasets.dataset import ClientData, DataConfig, Example
 from client_app.datasets.partition import Indices, dirichlet_partition, split_by_group
+from client_app.datasets.spaces import Space
 from regionfed.errors import DataError
 from regionfed.randomness import derive_seed
 
@@ -80,6 +81,7 @@ class EsciDataset:
     regions: tuple[str, ...]
     tasks: tuple[str, ...]
     devices: tuple[tuple[ClientData, ...], ...]
+    spaces: Mapping[str, Space]
 
     def clients(self, region: str) -> int:
         """Return the number of devices of a region."""
@@ -140,7 +142,18 @@ def load(config: DataConfig) -> EsciDataset:
         )
         for region, of_region in enumerate(zip(*shared, strict=True))
     )
-    return EsciDataset(tuple(f"R{n + 1}" for n in range(config.regions)), tuple(rows), devices)
+    names = tuple(f"R{n + 1}" for n in range(config.regions))
+    return EsciDataset(names, tuple(rows), devices, _spaces(rows))
+
+
+def _spaces(rows: Mapping[str, Sequence[Row]]) -> dict[str, Space]:
+    """Return the answers of each task: the files are published, their labels no secret."""
+    types = {word for row in rows["entities"] for word in row.target.split()} - {OTHER}
+    return {
+        "intent": Space("class", tuple(sorted({row.target for row in rows["intent"]}))),
+        "spelling": Space("text"),
+        "entities": Space("tags", (OTHER, *sorted(types))),
+    }
 
 
 # Sharing out ------------------------------------------------------------------------------
