@@ -241,7 +241,9 @@ def _read(config: Config, family: str, head: Mapping[str, Any]) -> Loaded:
         module = kind.model.from_pretrained(source, **options, **head)
         return Loaded(module.eval(), tokenizer_of(source))
     except (OSError, ValueError) as error:
-        offline = "no hub is asked (HF_HUB_OFFLINE=1)" if hub.HF_HUB_OFFLINE else "the hub was asked"
+        offline = (
+            "no hub is asked (HF_HUB_OFFLINE=1)" if hub.HF_HUB_OFFLINE else "the hub was asked"
+        )
         raise ConfigurationError(
             f"model='{config.model}' cannot be loaded, {offline}: {str(error).splitlines()[0]} "
             f"Give a folder made by save_pretrained, a name that is in the cache, '{SHIPPED}', or "
@@ -283,11 +285,10 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
     tokenizer.pre_tokenizer = cast(Any, pre_tokenizers.ByteLevel(add_prefix_space=True))
     tokenizer.post_processor = cast(Any, RobertaProcessing(("</s>", 2), ("<s>", 0)))
     names = dict(zip(("bos", "pad", "eos", "unk", "mask"), special, strict=True))
+    names |= {"cls": "<s>", "sep": "</s>"}
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         add_prefix_space=True,
-        cls_token="<s>",
-        sep_token="</s>",
         **{f"{name}_token": token for name, token in names.items()},
     )
 
@@ -296,7 +297,7 @@ DEFAULT_TOKENIZERS = {
     "t5": lambda: tokenizer_of(model_folder(SHIPPED)),
     "roberta": byte_tokenizer,
 }
-"""What a model with random weights reads with, unless its name says otherwise; no file is fetched."""
+"""What a model with random weights reads with, unless its name says otherwise."""
 
 
 # What is trained ---------------------------------------------------------------------------

@@ -41,6 +41,44 @@ PROFILES: dict[str, dict[str, Value]] = {
 }
 
 
+# As a profile, for one public job each; the data lie where `data-path` says. Models start from
+# random weights where no pretrained one is shipped, hence Adam and other steps.
+_FROM_SCRATCH: dict[str, Value] = {
+    "trainable": "",
+    "server_optimiser": "adam",
+    "server_lr": 3e-3,
+    "residual_step": 3.0,
+    "clip_norm": 1.0,
+    "user_steps": 0,
+}
+BENCHMARKS: dict[str, dict[str, Value]] = {
+    "": {},
+    "esci": {"dataset": "esci"},
+    "esci-roberta": {
+        **_FROM_SCRATCH,
+        "dataset": "esci",
+        "task": "labels",
+        "model": "roberta:tiny",
+    },
+    "reviews": {
+        **_FROM_SCRATCH,
+        "dataset": "reviews",
+        "regions": 5,
+        "task": "labels",
+        "model": "roberta:tiny",
+        "max_length": 64,
+    },
+    "femnist": {**_FROM_SCRATCH, "dataset": "femnist", "task": "image", "model": "cnn:small"},
+    "unipen": {
+        **_FROM_SCRATCH,
+        "dataset": "unipen",
+        "regions": 10,
+        "task": "image",
+        "model": "cnn:small",
+    },
+}
+
+
 def setting(
     default: Value,
     help: str,
@@ -85,6 +123,12 @@ class Config:
         "'practical', or 'paper' (the published formulas and settings): a set of defaults; it "
         "replaces every setting that has its practical default, any other value stays",
         choices=tuple(PROFILES),
+    )
+    benchmark: str = setting(
+        "",
+        "a public job as a set of defaults, used as a profile's: 'esci', 'esci-roberta', "
+        "'reviews', 'femnist', 'unipen'; '' = none",
+        choices=tuple(BENCHMARKS),
     )
     seed: int = setting(0, "seed of data, sampling and initialisation (never of noise)", low=0)
     rounds: int = setting(25, "training rounds", low=1, high=100_000)
@@ -152,7 +196,9 @@ class Config:
         "auto", "'auto' (CUDA where there is any)", choices=("auto", "cpu", "cuda")
     )
     max_length: int = setting(
-        0, "tokens of a text that the model reads; 0 = the task's own (32, or 128 for labels)", low=0
+        0,
+        "tokens of a text that the model reads; 0 = the task's own (32, or 128 for labels)",
+        low=0,
     )
     client_app: str = setting("client_app.app:app", "ClientApp that answers the contract")
     microbatch: int = setting(96, "examples per vectorised gradient pass", low=1)
@@ -325,7 +371,11 @@ class Config:
             known[k].name: _validated(k, known[k], v) for k, v in run_config.items()
         }
         defaults = {f.name: f.default for f in fields(cls)}
-        for name, value in PROFILES[values.get("profile", cls.profile)].items():
+        preset = {
+            **BENCHMARKS[values.get("benchmark", cls.benchmark)],
+            **PROFILES[values.get("profile", cls.profile)],
+        }
+        for name, value in preset.items():
             if values.get(name, defaults[name]) == defaults[name]:
                 values[name] = value
         config = cls(**values)

@@ -145,7 +145,7 @@ def tiny_roberta(seed: int = 0, spaces: dict[str, Space] | None = None) -> Label
         torch.manual_seed(seed)
         module = RobertaForTokenClassification(config)
         # Fresh weights of RoBERTa are so small that gradients drown in rounding.
-        for name, parameter in module.named_parameters():
+        for parameter in module.parameters():
             if parameter.dim() > 1:
                 torch.nn.init.normal_(parameter, std=0.3)
         return LabelText(module, tokenizer, spaces, 64)

@@ -124,5 +124,9 @@ DATASETS: Registry[Loader] = Registry(
     {
         "retail": "client_app.datasets.retail:load",
         "esci": "client_app.datasets.esci:load",
+        "reviews": "client_app.datasets.reviews:load",
+        "femnist": "client_app.datasets.characters:load_femnist",
+        "unipen": "client_app.datasets.characters:load_unipen",
+        "files": "client_app.datasets.files:load",
     },
 )

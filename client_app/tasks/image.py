@@ -1,9 +1,9 @@
 """An image in, one label out, by the convolutional network of LEAF's FEMNIST.
 
-Two convolutions of 5 x 5 with 32 and 64 channels, each with a rectifier and a pooling of 2 x 2, then
-2048 hidden units (Caldas et al. 2018, arXiv:1812.01097, `models/femnist/cnn.py`). A GroupNorm after
-each convolution is ours: a BatchNorm would mix the examples of a batch, so that no example would
-have a gradient of its own, and its buffers would have to cross as well.
+Two convolutions of 5 x 5 with 32 and 64 channels, each with a rectifier and a pooling of 2 x 2,
+then 2048 hidden units (Caldas et al. 2018, arXiv:1812.01097, `models/femnist/cnn.py`). A GroupNorm
+after each convolution is ours: a BatchNorm would mix the examples of a batch, so that no example
+would have a gradient of its own, and its buffers would have to cross as well.
 """
 
 import base64

@@ -11,8 +11,9 @@ space      labelled positions        answer
            character's first token   character (`client_app.tasks.edits`): so spelling is solved
 =========  ========================  ==========================================================
 
-Entity tags are those of the dataset: one type for a word, ``other`` for none; B- and I- are not told
-apart. A text that one edit per character cannot make is out of reach: it has no loss, and scores 0.
+Entity tags are those of the dataset: one type for a word, ``other`` for none; B- and I- are not
+told apart. A text that one edit per character cannot make is out of reach: it has no loss, and
+scores 0.
 """
 
 import copy
@@ -194,7 +195,7 @@ class LabelText:
             dict(weights),
             kwargs={
                 "input_ids": tokens,
-                # Given, for making positions and masks branches on values, which vmap cannot follow.
+                # Given: to make positions and masks branches on values, which vmap cannot.
                 "position_ids": positions[None].expand(tokens.shape[0], -1),
                 "attention_mask": batch["hidden"][:, None, None, :].to(dtype),
             },
