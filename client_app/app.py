@@ -6,6 +6,7 @@ does the user's own model.
 """
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import TypeVar
 import torch
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
+from flwr.clientapp.typing import Mod
 
 from client_app.adapt import RegionModel, Settings, adapt_user
 from client_app.datasets.dataset import ClientData, Example, FederatedDataset, histogram
@@ -117,8 +119,6 @@ class Device:
 
 log = logging.getLogger(__name__)
 
-app = ClientApp()
-
 Request = TypeVar(
     "Request", GradientRequest, AdaptRequest, LossRequest, ScoreRequest, ProfileRequest
 )
@@ -132,7 +132,6 @@ def _asked(kind: type[Request], message: Message, context: Context) -> tuple[Dev
     return device, request
 
 
-@app.train("gradient")
 @discreet("this device")
 def gradient(message: Message, context: Context) -> Message:
     """Answer `GradientRequest`."""
@@ -154,7 +153,6 @@ def gradient(message: Message, context: Context) -> Message:
     return _reply(message, GradientReply(sums.total, sums.sketch, sums.loss))
 
 
-@app.train("adapt")
 @discreet("this device")
 def adapt(message: Message, context: Context) -> Message:
     """Answer `AdaptRequest`: the user's model goes to the device's own folder, nowhere else."""
@@ -186,7 +184,6 @@ def adapt(message: Message, context: Context) -> Message:
     return _reply(message, AdaptReply())
 
 
-@app.evaluate("loss")
 @discreet("this device")
 def loss(message: Message, context: Context) -> Message:
     """Answer `LossRequest`."""
@@ -205,7 +202,6 @@ def loss(message: Message, context: Context) -> Message:
     return _reply(message, LossReply(differences))
 
 
-@app.evaluate("metrics")
 @discreet("this device")
 def metrics(message: Message, context: Context) -> Message:
     """Answer `ScoreRequest`."""
@@ -251,7 +247,6 @@ def _own_scores(
     return own
 
 
-@app.query("profile")
 @discreet("this device")
 def profile(message: Message, context: Context) -> Message:
     """Answer `ProfileRequest`."""
@@ -263,3 +258,24 @@ def profile(message: Message, context: Context) -> Message:
 
 def _reply(message: Message, reply: object) -> Message:
     return Message(encode(reply), reply_to=message)
+
+
+def make_app(mods: Sequence[Mod] = ()) -> ClientApp:
+    """Return a ClientApp of these handlers.
+
+    Parameters
+    ----------
+    mods : sequence of flwr.clientapp.typing.Mod
+        Flower's mods, the first outermost: each sees a message on its way in and its reply on its
+        way out. What a mod adds to a reply, or takes from it, the coordinator refuses.
+    """
+    made = ClientApp(mods=list(mods))
+    made.train("gradient")(gradient)
+    made.train("adapt")(adapt)
+    made.evaluate("loss")(loss)
+    made.evaluate("metrics")(metrics)
+    made.query("profile")(profile)
+    return made
+
+
+app = make_app()

@@ -61,7 +61,9 @@ def test_columns_say_region_client_and_task_whatever_the_kind_of_file(tmp_path: 
     assert sorted(e[3:] for e in everything(data)) == sorted(
         (str(row["query"]), str(row["label"])) for row in rows()
     )
-    assert {e[3] for e in everything(data) if e[0] == "UK"} == {f"item {i}" for i in range(0, 24, 2)}
+    assert {e[3] for e in everything(data) if e[0] == "UK"} == {
+        f"item {i}" for i in range(0, 24, 2)
+    }
 
 
 def test_parquet_holds_the_same(tmp_path: Path) -> None:
@@ -103,7 +105,9 @@ def test_what_nothing_says_is_drawn_and_nobody_is_left_without(
     data = load(config)
     assert data.regions == ("R1", "R2", "R3")
     counts = [
-        len(d.train) + len(d.test) for r in data.regions for d in (data.client(r, i) for i in range(5))
+        len(d.train) + len(d.test)
+        for r in data.regions
+        for d in (data.client(r, i) for i in range(5))
     ]
     assert sum(counts) == 90 and min(counts) >= 1
     assert everything(data) == everything(load(config))
@@ -166,7 +170,11 @@ GOOD = '{"source": "a", "target": "tea"}\n'
     [
         ("a.jsonl", GOOD + '{"source": " ", "target": "tea"}\n', "line 2: 'source' must be a text"),
         ("a.jsonl", GOOD + '{"source": "a", "target": null}\n', "line 2: 'target' must be a text"),
-        ("a.jsonl", GOOD + '{"source": "a", "taret": "tea"}\n', "line 2: no column 'target'.*'taret'"),
+        (
+            "a.jsonl",
+            GOOD + '{"source": "a", "taret": "tea"}\n',
+            "line 2: no column 'target'.*'taret'",
+        ),
         ("a.jsonl", GOOD + "{nonsense\n", "line 2: not JSON"),
         ("a.jsonl", GOOD + "[1]\n", "line 2: expected an object"),
         ("a.jsonl", GOOD + '{"source": "a", "target": "tee"}\n', "line 2.*label 'tee'.*'tea'"),

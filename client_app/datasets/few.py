@@ -1,0 +1,43 @@
+"""A dataset whose devices hold no example, or one: ``client_app.datasets.few:0:retail``.
+
+For checks of how a device behaves that has next to nothing (`client_app.conformance`). The number
+of examples and the dataset's own name stand behind the module's.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from client_app.datasets.dataset import DATASETS, ClientData, DataConfig, FederatedDataset, Loader
+
+
+@dataclass(frozen=True)
+class Few:
+    """A dataset, less most of its examples; all else is the dataset's own."""
+
+    inner: FederatedDataset
+    count: int
+
+    def client(self, region: str, index: int) -> ClientData:
+        """Return the first examples of a device; a device without any has none held out either."""
+        data = self.inner.client(region, index)
+        return ClientData(data.train[: self.count], data.test[: self.count])
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+def __getattr__(name: str) -> Loader:
+    count, colon, inner = name.partition(":")
+    if not colon or not count.isdigit():
+        raise AttributeError(name)
+
+    def load(config: DataConfig) -> FederatedDataset:
+        few: Any = Few(DATASETS.load(inner)(config), int(count))
+        return few  # type: ignore[no-any-return] # it has what the dataset has
+
+    return load
+
+
+def few(count: int, dataset: str) -> str:
+    """Return the name of a dataset with at most `count` examples a device."""
+    return f"{__name__}:{count}:{dataset}"
