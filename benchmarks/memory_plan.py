@@ -75,7 +75,10 @@ def plan(family: str, size: str, training: str, precision: str) -> Plan:
         trained = Layout.of(module).size
     frozen = whole if training == "lora" else 0
     # Module and request hold the trained weights once each; a gradient for each example.
-    held = (frozen + (2 + MICROBATCH) * trained) * BYTES[precision]
+    number = BYTES[precision]
+    # peft keeps adapters in float32.
+    own = 4 if training == "lora" else number
+    held = frozen * number + (2 + MICROBATCH) * trained * own
     return Plan(
         model=f"{family}:{size}",
         training=training,

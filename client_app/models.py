@@ -26,6 +26,7 @@ import torch
 from huggingface_hub import constants as hub
 from torch import nn
 from transformers import (
+    AutoConfig,
     AutoTokenizer,
     PreTrainedModel,
     PreTrainedTokenizerFast,
@@ -206,7 +207,7 @@ def _draw(
     if found is not FAMILIES[family]:
         raise ConfigurationError(f"model='{model}': this task needs '{family}:...'.")
     folder = values.pop(TOKENIZER, None)
-    tokenizer = tokenizer_of(folder) if folder else DEFAULT_TOKENIZERS[family]()
+    tokenizer = tokenizer_of(folder, family) if folder else DEFAULT_TOKENIZERS[family]()
     ids = {
         name: value
         for name in ("pad_token_id", "bos_token_id", "eos_token_id")
@@ -232,14 +233,14 @@ def _read(config: Config, family: str, head: Mapping[str, Any]) -> Loaded:
         "attn_implementation": "eager",
     }
     try:
-        known = kind.config.from_pretrained(source, **options)
+        known = AutoConfig.from_pretrained(source, local_files_only=local_only(source))
         if known.model_type != family:
             raise ConfigurationError(
                 f"model='{config.model}' is a {known.model_type}; this task needs a {family}."
             )
         _check_head(config.model, known, head)
         module = kind.model.from_pretrained(source, **options, **head)
-        return Loaded(module.eval(), tokenizer_of(source))
+        return Loaded(module.eval(), tokenizer_of(source, family))
     except (OSError, ValueError) as error:
         offline = (
             "no hub is asked (HF_HUB_OFFLINE=1)" if hub.HF_HUB_OFFLINE else "the hub was asked"
@@ -267,21 +268,36 @@ def local_only(source: str) -> bool:
     return Path(source).is_dir() or bool(hub.HF_HUB_OFFLINE)
 
 
-def tokenizer_of(source: str) -> Any:
-    """Load a tokenizer from a folder or by a name on the hub."""
+def tokenizer_of(source: str, family: str) -> Any:
+    """Load a tokenizer from a folder or by a name on the hub.
+
+    RoBERTa's takes words only if told to put a space before each.
+    """
     options: dict[str, Any] = {"local_files_only": local_only(source)}
-    return AutoTokenizer.from_pretrained(source, **options)
+    if family == "roberta":
+        options["add_prefix_space"] = True
+    try:
+        return AutoTokenizer.from_pretrained(source, **options)
+    except (OSError, ValueError):
+        # A folder with a vocabulary and nothing that says of which model.
+        return AutoTokenizer.from_pretrained(source, tokenizer_type=family, **options)
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:
-    """Return a tokenizer of bytes with RoBERTa's special tokens: made here, of no file."""
+    """Return a tokenizer of bytes with RoBERTa's special tokens: made here, of no file.
+
+    A byte at the start of a word, with the space before it, is one token as well.
+    """
     from tokenizers import Tokenizer, pre_tokenizers  # noqa: PLC0415
     from tokenizers.models import BPE  # noqa: PLC0415
     from tokenizers.processors import RobertaProcessing  # noqa: PLC0415
 
     special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(BPE({t: i for i, t in enumerate([*special, *alphabet])}, []))
+    space = "\u0120"  # how ByteLevel writes one
+    tokens = [*special, *alphabet, *(space + byte for byte in alphabet)]
+    merges = [(space, byte) for byte in alphabet]
+    tokenizer = Tokenizer(BPE({token: i for i, token in enumerate(tokens)}, merges))
     tokenizer.pre_tokenizer = cast(Any, pre_tokenizers.ByteLevel(add_prefix_space=True))
     tokenizer.post_processor = cast(Any, RobertaProcessing(("</s>", 2), ("<s>", 0)))
     names = dict(zip(("bos", "pad", "eos", "unk", "mask"), special, strict=True))
@@ -294,7 +310,7 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
 
 
 DEFAULT_TOKENIZERS = {
-    "t5": lambda: tokenizer_of(model_folder(SHIPPED)),
+    "t5": lambda: tokenizer_of(model_folder(SHIPPED), "t5"),
     "roberta": byte_tokenizer,
 }
 """What a model with random weights reads with, unless its name says otherwise."""

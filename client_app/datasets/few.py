@@ -4,10 +4,11 @@ For checks of how a device behaves that has next to nothing (`client_app.conform
 of examples and the dataset's own name stand behind the module's.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from client_app.datasets.dataset import DATASETS, ClientData, DataConfig, FederatedDataset, Loader
+from client_app.datasets.spaces import Space, StatesSpaces
 
 
 @dataclass(frozen=True)
@@ -17,13 +18,29 @@ class Few:
     inner: FederatedDataset
     count: int
 
+    @property
+    def regions(self) -> tuple[str, ...]:
+        """Names of the regions."""
+        return self.inner.regions
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """Names of the tasks."""
+        return self.inner.tasks
+
+    @property
+    def spaces(self) -> Mapping[str, Space]:
+        """Answers of each task, if the dataset states any."""
+        return self.inner.spaces if isinstance(self.inner, StatesSpaces) else {}
+
+    def clients(self, region: str) -> int:
+        """Return the number of devices of a region."""
+        return self.inner.clients(region)
+
     def client(self, region: str, index: int) -> ClientData:
         """Return the first examples of a device; a device without any has none held out either."""
         data = self.inner.client(region, index)
         return ClientData(data.train[: self.count], data.test[: self.count])
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
 
 
 def __getattr__(name: str) -> Loader:
@@ -32,8 +49,7 @@ def __getattr__(name: str) -> Loader:
         raise AttributeError(name)
 
     def load(config: DataConfig) -> FederatedDataset:
-        few: Any = Few(DATASETS.load(inner)(config), int(count))
-        return few  # type: ignore[no-any-return] # it has what the dataset has
+        return Few(DATASETS.load(inner)(config), int(count))
 
     return load
 

@@ -110,7 +110,7 @@ def _reviews(file: Path, name: str) -> Iterator[tuple[str, Review]]:
         title, text = (_words(where, row, key) for key in ("title", "text"))
         if not (source := f"{title} {text}".strip()):
             continue  # a star without a word tells nothing; the published sets have some
-        product = row.get("parent_asin") or row.get("asin") or row.get("product")
+        product = row.get("parent_asin") or row.get("asin")
         user = row.get("user_id")
         # Without a product the text itself: copies of a review stay on one side.
         group = str(product) if product else source.casefold()

@@ -97,7 +97,7 @@ class Image:
         return nn.functional.cross_entropy(logits, batch["labels"], reduction="none")
 
     def _logits(self, weights: Tensors, pixels: torch.Tensor) -> torch.Tensor:
-        dtype = next(iter(weights.values())).dtype
+        dtype = next(self._module.parameters()).dtype
         logits: torch.Tensor = functional_call(self._module, dict(weights), (pixels.to(dtype),))
         return logits.float() if dtype == torch.bfloat16 else logits
 

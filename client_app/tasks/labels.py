@@ -106,6 +106,10 @@ class LabelText:
         self._spaces = dict(spaces)
         self._labels = labels_of_all(spaces)
         self._index = {pair: i for i, pair in enumerate(self._labels)}
+        self._closed = {
+            task: torch.tensor([0.0 if name == task else _HIDDEN for name, _ in self._labels])
+            for task in self._spaces
+        }
         config = cast(Any, module).config
         # Positions count from the padding's number on: of 514 two hold no token.
         self._first = int(config.pad_token_id) + 1
@@ -162,10 +166,7 @@ class LabelText:
         starts = [
             [0, *_first_tokens(found.word_ids(row), len(words))] for row, words in enumerate(units)
         ]
-        closed = torch.full((len(examples), len(self._labels)), _HIDDEN)
-        for row, example in enumerate(examples):
-            mine = [i for (task, _), i in self._index.items() if task == example.task]
-            closed[row, mine] = 0.0
+        closed = torch.stack([self._closed[e.task] for e in examples])
         device = next(self._module.parameters()).device
         batch = {"tokens": tokens, "hidden": hidden, "closed": closed}
         return {name: value.to(device) for name, value in batch.items()}, starts
@@ -188,7 +189,7 @@ class LabelText:
 
     def _logits(self, weights: Tensors, batch: Batch) -> torch.Tensor:
         tokens = batch["tokens"]
-        dtype = next(iter(weights.values())).dtype
+        dtype = next(self._module.parameters()).dtype  # adapters are float32 whatever that is
         positions = self._first + torch.arange(tokens.shape[1], device=tokens.device)
         logits: torch.Tensor = functional_call(
             self._module,

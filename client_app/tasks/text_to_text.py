@@ -81,8 +81,8 @@ class TextToText:
 
     def _logits(self, weights: Tensors, batch: Batch) -> torch.Tensor:
         length = batch["inputs"].shape[1]
-        example = next(iter(weights.values()))
-        dtype, device = example.dtype, example.device
+        # The model's own: adapters are float32 whatever it computes in.
+        dtype, device = self._module.dtype, self._module.device
         future = torch.full((length, length), _HIDDEN, dtype=dtype, device=device).triu(1)
         logits: torch.Tensor = functional_call(
             self.module,

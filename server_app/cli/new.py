@@ -71,27 +71,23 @@ def files(name: str, folder: Path) -> dict[str, str]:
     """Return the files of a project that is to lie in `folder`, by path."""
     changed = settings_of(name, folder)
     every = Config.from_run_config(changed).to_run_config()
-    texts = {
-        "README.md": template.README,
-        "pyproject.toml": template.PYPROJECT.replace("{SETTINGS}", _toml(every)),
+    in_python = json.dumps(changed, indent=4, ensure_ascii=False)
+    return {
+        "README.md": _named(template.README, name),
+        "pyproject.toml": _named(template.PYPROJECT, name).replace("{SETTINGS}", _toml(every)),
         "settings.toml": _toml(changed) + "\n",
         f"{name}/__init__.py": '"""A project of RegionFed."""\n',
-        f"{name}/task.py": template.TASK,
-        f"{name}/client.py": template.CLIENT,
-        "tests/test_task.py": template.TEST.replace(
-            "{SETTINGS}", json.dumps(changed, indent=4, ensure_ascii=False)
-        ),
+        f"{name}/task.py": _named(template.TASK, name),
+        f"{name}/client.py": _named(template.CLIENT, name),
+        "tests/test_task.py": _named(template.TEST, name).replace("{SETTINGS}", in_python),
         ".gitignore": "runs/\n__pycache__/\n",
-    }
-    texts = {
-        path: text.replace(NAME, name).replace(NAME.replace("_", "-"), name.replace("_", "-"))
-        for path, text in texts.items()
-    }
-    return {
-        **texts,
         "data/queries.jsonl": "".join(f"{json.dumps(row)}\n" for row in rows()),
         "data/labels.json": json.dumps({"department": list(_GOODS)}) + "\n",
     }
+
+
+def _named(text: str, name: str) -> str:
+    return text.replace(NAME, name).replace(NAME.replace("_", "-"), name.replace("_", "-"))
 
 
 def settings_of(name: str, folder: Path) -> dict[str, Value]:

@@ -1,4 +1,4 @@
-"""docs/plugging_in.md as a reader uses it: its code is written down and run, and `regionfed new`."""
+"""docs/plugging_in.md as a reader uses it: its code is run, and `regionfed new` is used."""
 
 import re
 import subprocess

@@ -263,8 +263,8 @@ def per_example(task: Task, examples: Sequence[Example]) -> tuple[torch.Tensor, 
 
 def mixed(size: int, length: int) -> list[Example]:
     """Return queries for RoBERTa, padded and of all tasks, the longest of `length` tokens."""
-    # A character has a token of its own here; start, end and the first space are three more.
-    long = Example("intent", "a" * (length - 3), "shoes", "g")
+    # A character has a token of its own here; start and end are two more.
+    long = Example("intent", "a" * (length - 2), "shoes", "g")
     short = [
         Example("entities", "b", "brand", "g"),
         Example("intent", "c d", "car", "g"),

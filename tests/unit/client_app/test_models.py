@@ -70,7 +70,6 @@ def test_a_size_can_be_changed() -> None:
         ("t5:smal", "no size 'smal'; did you mean 'small'"),
         ("t5:d_model=x", "d_model=x is no int"),
         ("t5:nothing=3", "nothing is no number"),
-        ("t5:d_model=15,num_heads=0", "t5"),
         ("roberta:base", "needs 't5:...'"),
         ("no such folder/at all", "no such folder"),
     ],
@@ -139,7 +138,7 @@ def test_m8_fp16_is_refused_with_the_reason() -> None:
 
     fp16 T5 overflows. -> fp32 or bf16; fp16 is refused with the reason.
     """
-    with pytest.raises(ConfigurationError, match="65504.*'bf16'"):
+    with pytest.raises(ConfigurationError, match=r"65504.*'bf16'"):
         tiny_config(precision="fp16")
 
 

@@ -167,7 +167,7 @@ def test_errors_about_images_say_where(tmp_path: Path) -> None:
     stated = json.loads(path.read_text())
     stated["user_data"]["f0000_00"]["y"][2] = 62
     path.write_text(json.dumps(stated))
-    with pytest.raises(DataError, match="user f0000_00, image 3.*label from 0 to 61"):
+    with pytest.raises(DataError, match=r"user f0000_00, image 3.*label from 0 to 61"):
         characters.load_femnist(DataConfig(tmp_path))
     stated["user_data"]["f0000_00"]["x"][0] = [0.0] * 10
     path.write_text(json.dumps(stated))

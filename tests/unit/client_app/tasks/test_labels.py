@@ -1,5 +1,6 @@
 """A RoBERTa as a task: classes, tags and corrections as labels of positions."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,8 @@ from regionfed.errors import ConfigurationError, DataError
 from regionfed.vector import Layout
 from tests.conftest import QUERIES, SPACES, tiny_config, tiny_roberta
 
+SHARED = Path(__file__).resolve().parents[4] / ".." / "shared" / "data"
+REAL = Path(os.environ.get("REGIONFED_DATA", SHARED))
 TEXTS = st.text(ALPHABET, max_size=8)
 
 
@@ -188,3 +191,20 @@ def test_the_embedded_corpus_is_read_by_a_roberta_of_random_weights() -> None:
     layout = Layout.of(one.module)
     assert torch.equal(layout.read(one.module), layout.read(other.module))
     assert one.module.config.id2label[0] == "intent:clothing"
+
+
+def test_the_real_tokenizer_reads_words_characters_and_512_tokens() -> None:
+    """M9: 513 tokens and more are cut to 512, the 514 positions of roberta-base less two."""
+    folder = REAL / "tokenizers" / "roberta-base"
+    if not folder.is_dir():
+        pytest.skip(f"no {folder}; set REGIONFED_DATA to the folder of the real rows")
+    model = (
+        "roberta:hidden_size=16,num_hidden_layers=1,num_attention_heads=2,intermediate_size=16,"
+        f"max_position_embeddings=514,vocab_size=50265,tokenizer={folder}"
+    )
+    task = make_task(tiny_config(task="labels", model=model, max_length=1000))
+    long = Example("intent", " ".join(["shoes"] * 600), "footwear", "g")
+    batch = task.encode([long, Example("spelling", "umbrela", "umbrella", "g")])
+    assert batch["tokens"].shape == (2, 512) and batch["tokens"][0, 0] == 0
+    assert int((batch["labels"][1] >= 0).sum()) == 1 + len("umbrela")
+    assert bool(torch.isfinite(task.losses(weights_of(task), batch)).all())
