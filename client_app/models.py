@@ -197,6 +197,11 @@ def load(config: Config, family: str, **head: Any) -> Loaded:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(config.seed, "model"))
         loaded = _draw(config.model, family, drawn, head) if drawn else _read(config, family, head)
+    if len(loaded.tokenizer) > loaded.module.config.vocab_size:
+        raise ConfigurationError(
+            f"model='{config.model}': its tokenizer has {len(loaded.tokenizer)} tokens, its "
+            f"embedding rows for {loaded.module.config.vocab_size}: they are not of one model."
+        )
     return loaded
 
 

@@ -132,6 +132,15 @@ def test_a_head_for_other_labels_is_refused(tmp_path: Path) -> None:
         make_task(tiny_config(model=str(tmp_path)))
 
 
+def test_a_tokenizer_of_another_model_is_refused(t5_folder: Path, tmp_path: Path) -> None:
+    """M11: a token id beyond the embedding would end a round somewhere in a kernel."""
+    for file in t5_folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    models.byte_tokenizer().save_pretrained(tmp_path)
+    with pytest.raises(ConfigurationError, match="not of one model"):
+        make_task(tiny_config(model=str(tmp_path)))
+
+
 # -------------------------------------------------------------------------------------- precision
 def test_m8_fp16_is_refused_with_the_reason() -> None:
     """M8.
