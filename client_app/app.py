@@ -6,6 +6,7 @@ here, and so does the user's own model.
 """
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -14,21 +15,15 @@ from typing import TypeVar
 import torch
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
+from flwr.clientapp.typing import Mod
 
 from client_app.adapt import RegionModel, Settings, adapt_user
-from client_app.datasets.dataset import (
-    DATASETS,
-    ClientData,
-    DataConfig,
-    Example,
-    FederatedDataset,
-    histogram,
-)
-from client_app.datasets.validation import ValidationDataset
+from client_app.datasets.dataset import ClientData, Example, FederatedDataset, histogram
+from client_app.datasets.load import dataset_of
 from client_app.gradients import clipped_sums, loss_differences
 from client_app.identity import Identity, identity_of, state_folder
 from client_app.local_steps import Steps, clipped_delta, mean_differences
-from client_app.task import TASKS, ScoreSums, Task, score_sums
+from client_app.task import TASKS, ScoreSums, Task, device_of, score_sums
 from client_app.user import (
     MODEL,
     UserModel,
@@ -59,22 +54,6 @@ from regionfed.randomness import derive_seed, randomness_source
 from regionfed.records import with_mean
 from regionfed.sketch import sketch_signs
 from regionfed.vector import Layout
-
-
-def dataset_of(config: Config) -> FederatedDataset:
-    """Load the dataset that a configuration names."""
-    load = DATASETS.load(config.dataset)
-    dataset = load(
-        DataConfig(
-            path=Path(config.data_path).expanduser() if config.data_path else None,
-            regions=config.regions,
-            clients_per_region=config.clients_per_region,
-            examples_per_client=config.examples_per_client,
-            dirichlet=config.dirichlet_alpha,
-            seed=config.seed,
-        )
-    )
-    return ValidationDataset(dataset) if config.held_out == "validation" else dataset
 
 
 @dataclass(frozen=True)
@@ -128,7 +107,7 @@ class Device:
     def scores(self, vector: torch.Tensor) -> ScoreSums:
         """Score a model (p,) on the held-out examples."""
         bench = self.bench
-        weights = bench.layout.tensors(vector)
+        weights = bench.layout.tensors(vector.to(device_of(bench.task)))
         return score_sums(bench.task, weights, self.data.test, bench.dataset.tasks)
 
     def same_layout(self, layout: str) -> None:
@@ -141,8 +120,6 @@ class Device:
 
 
 log = logging.getLogger(__name__)
-
-app = ClientApp()
 
 Request = TypeVar(
     "Request",
@@ -163,7 +140,6 @@ def _asked(kind: type[Request], message: Message, context: Context) -> tuple[Dev
     return device, request
 
 
-@app.train("gradient")
 @discreet("this device")
 def gradient(message: Message, context: Context) -> Message:
     """Answer `GradientRequest`."""
@@ -185,7 +161,6 @@ def gradient(message: Message, context: Context) -> Message:
     return _reply(message, GradientReply(sums.total, sums.sketch, sums.loss))
 
 
-@app.train("delta")
 @discreet("this device")
 def delta(message: Message, context: Context) -> Message:
     """Answer `DeltaRequest`: all examples together, as one."""
@@ -210,7 +185,6 @@ def delta(message: Message, context: Context) -> Message:
     return _reply(message, GradientReply(sums.total, sums.sketch, sums.loss))
 
 
-@app.train("adapt")
 @discreet("this device")
 def adapt(message: Message, context: Context) -> Message:
     """Answer `AdaptRequest`: the user's model goes to the device's own folder, nowhere else."""
@@ -242,7 +216,6 @@ def adapt(message: Message, context: Context) -> Message:
     return _reply(message, AdaptReply())
 
 
-@app.evaluate("loss")
 @discreet("this device")
 def loss(message: Message, context: Context) -> Message:
     """Answer `LossRequest`."""
@@ -261,7 +234,6 @@ def loss(message: Message, context: Context) -> Message:
     return _reply(message, LossReply(differences))
 
 
-@app.evaluate("metrics")
 @discreet("this device")
 def metrics(message: Message, context: Context) -> Message:
     """Answer `ScoreRequest`."""
@@ -310,7 +282,6 @@ def _own_scores(
     return own
 
 
-@app.query("profile")
 @discreet("this device")
 def profile(message: Message, context: Context) -> Message:
     """Answer `ProfileRequest`."""
@@ -324,3 +295,25 @@ def profile(message: Message, context: Context) -> Message:
 
 def _reply(message: Message, reply: object) -> Message:
     return Message(encode(reply), reply_to=message)
+
+
+def make_app(mods: Sequence[Mod] = ()) -> ClientApp:
+    """Return a ClientApp of these handlers.
+
+    Parameters
+    ----------
+    mods : sequence of flwr.clientapp.typing.Mod
+        Flower's mods, the first outermost: each sees a message on its way in and its reply on its
+        way out. What a mod adds to a reply, or takes from it, the coordinator refuses.
+    """
+    made = ClientApp(mods=list(mods))
+    made.train("gradient")(gradient)
+    made.train("delta")(delta)
+    made.train("adapt")(adapt)
+    made.evaluate("loss")(loss)
+    made.evaluate("metrics")(metrics)
+    made.query("profile")(profile)
+    return made
+
+
+app = make_app()

@@ -11,7 +11,7 @@ import torch
 
 from client_app.datasets.dataset import Example
 from client_app.gradients import ClippedSums, batches, loss_differences
-from client_app.task import Batch, Task, Tensors
+from client_app.task import Batch, Task, Tensors, device_of
 from regionfed.privacy.mechanism import clip
 from regionfed.sketch import sketch
 from regionfed.vector import Layout
@@ -59,7 +59,8 @@ def walk(
     """
     if not examples:
         return torch.zeros(layout.size)
-    weights = {n: t.detach().clone() for n, t in layout.tensors(start).items()}
+    at = layout.tensors(start.to(device_of(task)))
+    weights = {n: t.detach().clone() for n, t in at.items()}
     for weight in weights.values():
         weight.requires_grad_()
     optimiser = OPTIMISERS[steps.optimiser](list(weights.values()), steps.learning_rate)
@@ -105,7 +106,7 @@ def clipped_delta(
         sketched = clip(sketch(one, signs)[0], clip_norm)
     else:
         sketched = torch.zeros(0)
-    weights = layout.tensors(point)
+    weights = layout.tensors(point.to(device_of(task)))
     losses = [
         _losses(task, weights, task.encode(part), loss_cap)
         for part in batches(examples, microbatch)

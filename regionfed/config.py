@@ -42,6 +42,44 @@ PROFILES: dict[str, dict[str, Value]] = {
 }
 
 
+# As a profile, for one public job each; the data lie where `data-path` says. Models start from
+# random weights where no pretrained one is shipped, hence Adam and other steps.
+_FROM_SCRATCH: dict[str, Value] = {
+    "trainable": "",
+    "server_optimiser": "adam",
+    "server_lr": 3e-3,
+    "residual_step": 3.0,
+    "clip_norm": 1.0,
+    "user_steps": 0,
+}
+BENCHMARKS: dict[str, dict[str, Value]] = {
+    "": {},
+    "esci": {"dataset": "esci"},
+    "esci-roberta": {
+        **_FROM_SCRATCH,
+        "dataset": "esci",
+        "task": "labels",
+        "model": "roberta:tiny",
+    },
+    "reviews": {
+        **_FROM_SCRATCH,
+        "dataset": "reviews",
+        "regions": 5,
+        "task": "labels",
+        "model": "roberta:tiny",
+        "max_length": 64,
+    },
+    "femnist": {**_FROM_SCRATCH, "dataset": "femnist", "task": "image", "model": "cnn:small"},
+    "unipen": {
+        **_FROM_SCRATCH,
+        "dataset": "unipen",
+        "regions": 10,
+        "task": "image",
+        "model": "cnn:small",
+    },
+}
+
+
 def setting(
     default: Value,
     help: str,
@@ -87,6 +125,12 @@ class Config:
         "replaces every setting that has its practical default, any other value stays",
         choices=tuple(PROFILES),
     )
+    benchmark: str = setting(
+        "",
+        "a public job as a set of defaults, used as a profile's: 'esci', 'esci-roberta', "
+        "'reviews', 'femnist', 'unipen'; '' = none",
+        choices=tuple(BENCHMARKS),
+    )
     seed: int = setting(0, "seed of data, sampling and initialisation (never of noise)", low=0)
     rounds: int = setting(25, "training rounds", low=1, high=100_000)
     run_dir: str = setting("runs", "folder of the runs; relative to the project")
@@ -107,21 +151,55 @@ class Config:
     )
 
     # Data and model
-    dataset: str = setting("retail", "'retail' (generated), 'esci', or 'package.module:loader'")
-    data_path: str = setting("", "folder of the dataset's files, for datasets read from disk")
+    dataset: str = setting(
+        "retail",
+        "'retail' (generated), 'esci', 'reviews', 'femnist', 'unipen', 'files' (your own), or "
+        "'package.module:loader'",
+    )
+    data_path: str = setting(
+        "",
+        "folder or file of the dataset, for those read from disk; empty = what the environment "
+        "variable REGIONFED_DATA says",
+    )
+    columns: str = setting(
+        "",
+        "dataset='files': which column holds what, as 'source=query target=label region=country'; "
+        "also client, task and group",
+    )
     regions: int = setting(8, "number of regions", low=1, high=10_000)
     clients_per_region: int = setting(10, "devices per region", low=1, high=1_000_000)
     examples_per_client: int = setting(600, "training examples per device", low=1)
     dirichlet_alpha: float = setting(
         0.3, "label skew over devices; small is skewed", low=0.0, open_low=True, high=1e6
     )
-    task: str = setting("text-to-text", "'text-to-text', or 'package.module:make_task'")
-    model: str = setting("retail-t5", "'retail-t5' (shipped), or a local Hugging Face folder")
+    task: str = setting(
+        "text-to-text",
+        "'text-to-text' (T5), 'labels' (RoBERTa), 'image' (CNN), or 'package.module:make_task'",
+    )
+    model: str = setting(
+        "retail-t5",
+        "'retail-t5' (shipped), a local Hugging Face folder, a name on the hub, or random weights "
+        "as 't5:small', 'roberta:base', 'cnn:leaf'",
+    )
     # Noise grows with what is trained. What a word means is stored early in the encoder and in
     # feed-forward layers (Geva et al. 2021): these learn most under noise.
     trainable: str = setting(
         "^(encoder.block.0|decoder.*DenseReluDense)",
         "regular expression of parameter names to train; empty = all",
+    )
+    lora_rank: int = setting(
+        0, "rank of LoRA adapters on the linear layers in 'trainable'; 0 = train in full", low=0
+    )
+    precision: str = setting(
+        "fp32", "numbers that the model computes with", choices=("fp32", "bf16", "fp16")
+    )
+    device: str = setting(
+        "auto", "'auto' (CUDA where there is any)", choices=("auto", "cpu", "cuda")
+    )
+    max_length: int = setting(
+        0,
+        "tokens of a text that the model reads; 0 = the task's own (32, or 128 for labels)",
+        low=0,
     )
     client_app: str = setting("client_app.app:app", "ClientApp that answers the contract")
     microbatch: int = setting(96, "examples per vectorised gradient pass", low=1)
@@ -308,7 +386,11 @@ class Config:
             known[k].name: _validated(k, known[k], v) for k, v in run_config.items()
         }
         defaults = {f.name: f.default for f in fields(cls)}
-        for name, value in PROFILES[values.get("profile", cls.profile)].items():
+        preset = {
+            **BENCHMARKS[values.get("benchmark", cls.benchmark)],
+            **PROFILES[values.get("profile", cls.profile)],
+        }
+        for name, value in preset.items():
             if values.get(name, defaults[name]) == defaults[name]:
                 values[name] = value
         config = cls(**values)
@@ -316,6 +398,11 @@ class Config:
         return config
 
     def _check_combinations(self) -> None:
+        if self.precision == "fp16":
+            raise ConfigurationError(
+                "precision='fp16': activations of T5 go beyond its largest number, 65504, and "
+                "gradients of single examples below its smallest. Set 'bf16' or 'fp32'."
+            )
         if self.min_regions > self.regions:
             raise ConfigurationError(
                 f"min-regions={self.min_regions} exceeds regions={self.regions}; lower it."
