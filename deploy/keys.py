@@ -1,0 +1,214 @@
+"""Makes the keys and certificates of a deployment; what exists is kept.
+
+    python -m deploy.keys FOLDER --regions UK US --devices 2 [--host NAME ...]
+
+Each SuperLink gets a certificate authority of its own, so that one region's keys open nothing in
+another. The folder then holds::
+
+    world/   ca.crt, ca.key, tls.crt, tls.key   the world's SuperLink and its proxy
+             superexec.secret                   shared by the SuperLink and its SuperExec
+             nodes/<region>[.pub]               each region's uplink
+    <region>/  the same for the region's SuperLink; nodes/device-<i>[.pub]
+               bridge/                          ca.crt, tls.crt, tls.key for the coordinator's end
+               uplink/                          the same for the uplink's end, and
+               bridge.token                     the secret that both share
+
+Certificates name their host as a subject alternative name; node keys are ECDSA P-384 in OpenSSH's
+format, as Flower wants them. Private keys are readable by their owner alone.
+"""
+
+import argparse
+import ipaddress
+import secrets
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_pem_private_key,
+)
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+LOCAL = ("localhost", "127.0.0.1")
+AUTHORITY_DAYS, CERTIFICATE_DAYS = 3650, 825
+
+
+def make_deployment(
+    folder: Path, regions: Sequence[str], devices: int, hosts: Sequence[str] = ()
+) -> None:
+    """Make everything that one world with these regions needs.
+
+    Parameters
+    ----------
+    folder : Path
+    regions : sequence of str
+    devices : int
+        Node keys per region.
+    hosts : sequence of str
+        Further names or addresses under which the SuperLinks are reached.
+    """
+    _make_superlink(folder / "world", "world", regions, hosts)
+    for region in regions:
+        home = folder / region
+        name = service_name(region)
+        _make_superlink(home, name, [f"device-{i}" for i in range(devices)], hosts)
+        # The bridge has an authority of its own too: a SuperLink's certificate opens no bridge.
+        for end in ("bridge", "uplink"):
+            _share_authority(home / "bridge", home / end)
+            make_certificate(home / end, home / "bridge", (f"coordinator-{name}", *LOCAL, *hosts))
+        _write_secret(home / "bridge.token", secrets.token_hex(32))
+
+
+def service_name(region: str) -> str:
+    """Return a region's name as part of a host name."""
+    return "".join(c if c.isalnum() else "-" for c in region.lower())
+
+
+def _make_superlink(folder: Path, name: str, nodes: Sequence[str], hosts: Sequence[str]) -> None:
+    make_authority(folder, f"RegionFed {name}")
+    make_certificate(folder, folder, (f"superlink-{name}", f"proxy-{name}", *LOCAL, *hosts))
+    _write_secret(folder / "superexec.secret", secrets.token_hex(32))
+    for node in nodes:
+        make_node_key(folder / "nodes" / node)
+
+
+def make_authority(folder: Path, name: str) -> None:
+    """Make ``ca.crt`` and ``ca.key``."""
+    if (folder / "ca.key").exists():
+        return
+    key = ec.generate_private_key(ec.SECP384R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    certificate = (
+        _builder(subject, subject, key, AUTHORITY_DAYS)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage(signs=True), critical=True)
+        .sign(key, hashes.SHA384())
+    )
+    _write_public(folder / "ca.crt", certificate.public_bytes(Encoding.PEM))
+    _write_private(folder / "ca.key", key)
+
+
+def make_certificate(folder: Path, authority: Path, hosts: Sequence[str]) -> None:
+    """Make ``tls.crt`` and ``tls.key`` for these hosts, signed by the authority in a folder."""
+    if (folder / "tls.key").exists():
+        return
+    issuer = x509.load_pem_x509_certificate((authority / "ca.crt").read_bytes())
+    issuer_key = load_pem_private_key((authority / "ca.key").read_bytes(), None)
+    if not isinstance(issuer_key, ec.EllipticCurvePrivateKey):
+        raise TypeError(f"{authority / 'ca.key'} is no elliptic-curve key")
+    key = ec.generate_private_key(ec.SECP384R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0])])
+    both_ends = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
+    certificate = (
+        _builder(subject, issuer.subject, key, CERTIFICATE_DAYS)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(signs=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage(both_ends), critical=False)
+        .add_extension(
+            x509.SubjectAlternativeName([_name(host) for host in dict.fromkeys(hosts)]),
+            critical=False,
+        )
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key()),
+            critical=False,
+        )
+        .sign(issuer_key, hashes.SHA384())
+    )
+    _write_public(folder / "tls.crt", certificate.public_bytes(Encoding.PEM))
+    _write_private(folder / "tls.key", key)
+
+
+def make_node_key(path: Path) -> None:
+    """Make a SuperNode's key pair, ``path`` and ``path.pub``, in OpenSSH's format."""
+    if path.exists():
+        return
+    key = ec.generate_private_key(ec.SECP384R1())
+    _write(path, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()), 0o600)
+    public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    _write_public(path.with_name(f"{path.name}.pub"), public + f" {path.name}\n".encode())
+
+
+def _share_authority(authority: Path, folder: Path) -> None:
+    make_authority(authority, f"RegionFed bridge {authority.parent.name}")
+    if folder != authority:
+        _write_public(folder / "ca.crt", (authority / "ca.crt").read_bytes())
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, days: int
+) -> x509.CertificateBuilder:
+    now = datetime.now(UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(minutes=5))  # clocks differ
+        .not_valid_after(now + timedelta(days=days))
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+    )
+
+
+def _usage(*, signs: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=True,
+        key_cert_sign=signs,
+        crl_sign=signs,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _name(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+def _write_private(path: Path, key: ec.EllipticCurvePrivateKey) -> None:
+    _write(path, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()), 0o600)
+
+
+def _write_secret(path: Path, secret: str) -> None:
+    if not path.exists():
+        _write(path, secret.encode(), 0o600)
+
+
+def _write_public(path: Path, content: bytes) -> None:
+    _write(path, content, 0o644)
+
+
+def _write(path: Path, content: bytes, mode: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # With its mode from the start: a key that is readable for a moment has been read.
+    path.unlink(missing_ok=True)
+    path.touch(mode=mode)
+    path.write_bytes(content)
+
+
+def main() -> None:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--regions", nargs="+", required=True)
+    parser.add_argument("--devices", type=int, default=2, help="node keys per region")
+    parser.add_argument("--host", nargs="*", default=[], help="further names of the SuperLinks")
+    given = parser.parse_args()
+    make_deployment(given.folder, given.regions, given.devices, given.host)
+
+
+if __name__ == "__main__":
+    main()
