@@ -2,19 +2,20 @@
 
     python -m deploy.keys FOLDER --regions UK US --devices 2 [--host NAME ...]
 
-Each SuperLink gets a certificate authority of its own, so that one region's keys open nothing in
-another. The folder then holds::
+Each SuperLink has a certificate authority of its own, so that one region's keys open nothing in
+another. Every folder below is what one party gets, and all that it gets::
 
-    world/   ca.crt, ca.key, tls.crt, tls.key   the world's SuperLink and its proxy
-             superexec.secret                   shared by the SuperLink and its SuperExec
-             nodes/<region>[.pub]               each region's uplink
-    <region>/  the same for the region's SuperLink; nodes/device-<i>[.pub]
-               bridge/                          ca.crt, tls.crt, tls.key for the coordinator's end
-               uplink/                          the same for the uplink's end, and
-               bridge.token                     the secret that both share
+    <link>/authority/       ca.crt, ca.key               nobody but whoever makes keys
+    <link>/superlink/       ca.crt, tls.crt, tls.key, superexec.secret
+    <link>/proxy/           ca.crt, tls.crt, tls.key
+    <link>/operator/        ca.crt, <node>.pub           to enrol nodes and to submit runs
+    <link>/nodes/<node>/    ca.crt, key                  one SuperNode each
+    <region>/coordinator/   ca.crt, tls.crt, tls.key, bridge.token
+    <region>/uplink/        the same for the other end of the bridge
 
-Certificates name their host as a subject alternative name; node keys are ECDSA P-384 in OpenSSH's
-format, as Flower wants them. Private keys are readable by their owner alone.
+where a link is ``world``, whose nodes are the regions' uplinks, or a region, whose nodes are
+``device-0`` and so on. Certificates name their hosts as subject alternative names; node keys are
+ECDSA P-384 in OpenSSH's format, as Flower wants them. Private keys are readable by their owner.
 """
 
 import argparse
@@ -36,6 +37,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+WORLD = "world"
 LOCAL = ("localhost", "127.0.0.1")
 AUTHORITY_DAYS, CERTIFICATE_DAYS = 3650, 825
 
@@ -54,16 +56,11 @@ def make_deployment(
     hosts : sequence of str
         Further names or addresses under which the SuperLinks are reached.
     """
-    _make_superlink(folder / "world", "world", regions, hosts)
+    _make_superlink(folder / WORLD, WORLD, regions, hosts)
     for region in regions:
-        home = folder / region
         name = service_name(region)
-        _make_superlink(home, name, [f"device-{i}" for i in range(devices)], hosts)
-        # The bridge has an authority of its own too: a SuperLink's certificate opens no bridge.
-        for end in ("bridge", "uplink"):
-            _share_authority(home / "bridge", home / end)
-            make_certificate(home / end, home / "bridge", (f"coordinator-{name}", *LOCAL, *hosts))
-        _write_secret(home / "bridge.token", secrets.token_hex(32))
+        _make_superlink(folder / region, name, [f"device-{i}" for i in range(devices)], hosts)
+        _make_bridge(folder / region, (f"coordinator-{name}", *LOCAL, *hosts))
 
 
 def service_name(region: str) -> str:
@@ -72,11 +69,27 @@ def service_name(region: str) -> str:
 
 
 def _make_superlink(folder: Path, name: str, nodes: Sequence[str], hosts: Sequence[str]) -> None:
-    make_authority(folder, f"RegionFed {name}")
-    make_certificate(folder, folder, (f"superlink-{name}", f"proxy-{name}", *LOCAL, *hosts))
-    _write_secret(folder / "superexec.secret", secrets.token_hex(32))
+    authority = folder / "authority"
+    make_authority(authority, f"RegionFed {name}")
+    for party in ("superlink", "proxy"):
+        make_certificate(folder / party, authority, (f"{party}-{name}", *LOCAL, *hosts))
+    _write_secret(folder / "superlink" / "superexec.secret", secrets.token_hex(32))
+    _copy(authority / "ca.crt", folder / "operator")
     for node in nodes:
-        make_node_key(folder / "nodes" / node)
+        make_node_key(folder / "nodes" / node / "key", folder / "operator" / f"{node}.pub")
+        _copy(authority / "ca.crt", folder / "nodes" / node)
+
+
+def _make_bridge(folder: Path, hosts: Sequence[str]) -> None:
+    # An authority of its own: a SuperLink's certificate opens no bridge.
+    authority = folder / "bridge-authority"
+    make_authority(authority, f"RegionFed bridge of {folder.name}")
+    token = secrets.token_hex(32)
+    for end in ("coordinator", "uplink"):
+        make_certificate(folder / end, authority, hosts)
+        if (kept := folder / "coordinator" / "bridge.token").exists():
+            token = kept.read_text("ascii")
+        _write_secret(folder / end / "bridge.token", token)
 
 
 def make_authority(folder: Path, name: str) -> None:
@@ -96,7 +109,7 @@ def make_authority(folder: Path, name: str) -> None:
 
 
 def make_certificate(folder: Path, authority: Path, hosts: Sequence[str]) -> None:
-    """Make ``tls.crt`` and ``tls.key`` for these hosts, signed by the authority in a folder."""
+    """Make ``tls.crt`` and ``tls.key`` for these hosts, with the ``ca.crt`` that signed them."""
     if (folder / "tls.key").exists():
         return
     issuer = x509.load_pem_x509_certificate((authority / "ca.crt").read_bytes())
@@ -123,22 +136,22 @@ def make_certificate(folder: Path, authority: Path, hosts: Sequence[str]) -> Non
     )
     _write_public(folder / "tls.crt", certificate.public_bytes(Encoding.PEM))
     _write_private(folder / "tls.key", key)
+    if folder != authority:
+        _copy(authority / "ca.crt", folder)
 
 
-def make_node_key(path: Path) -> None:
-    """Make a SuperNode's key pair, ``path`` and ``path.pub``, in OpenSSH's format."""
-    if path.exists():
+def make_node_key(private: Path, public: Path) -> None:
+    """Make a SuperNode's key pair in OpenSSH's format."""
+    if private.exists():
         return
     key = ec.generate_private_key(ec.SECP384R1())
-    _write(path, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()), 0o600)
-    public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
-    _write_public(path.with_name(f"{path.name}.pub"), public + f" {path.name}\n".encode())
+    _write(private, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()), 0o600)
+    line = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    _write_public(public, line + f" {public.stem}\n".encode())
 
 
-def _share_authority(authority: Path, folder: Path) -> None:
-    make_authority(authority, f"RegionFed bridge {authority.parent.name}")
-    if folder != authority:
-        _write_public(folder / "ca.crt", (authority / "ca.crt").read_bytes())
+def _copy(source: Path, folder: Path) -> None:
+    _write_public(folder / source.name, source.read_bytes())
 
 
 def _builder(

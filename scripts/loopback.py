@@ -17,6 +17,7 @@ import sys
 import time
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -25,7 +26,7 @@ from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Any, Self
 
-from deploy.keys import make_deployment
+from deploy.keys import WORLD, make_deployment
 from region_app.bridge.client import is_healthy
 from region_app.bridge.endpoint import Endpoint
 from region_app.site import FILE as SITE_FILE
@@ -33,9 +34,8 @@ from region_app.site import FILE as SITE_FILE
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
 
-START_SECONDS = 180.0  # until a part answers
+START_SECONDS = 600.0  # until a part answers
 END_SECONDS = 5.0  # until a part that is asked to end has ended
-WORLD = "world"
 
 Settings = Mapping[str, bool | int | float | str]
 
@@ -175,12 +175,15 @@ class Deployment:
         for link in self._links.values():
             self.wait(f"{link.name}'s SuperLink", partial(_is_open, link.port))
             self.add(self.superexec(link))
+        devices = [(region, i) for region in self.regions for i in range(self.devices)]
+        nodes = [(WORLD, region) for region in self.regions]
+        nodes += [(region, f"device-{index}") for region, index in devices]
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(self.register, *zip(*nodes, strict=True)))
         for region in self.regions:
-            self.register(WORLD, region)
             self.add(self.uplink(region))
-            for index in range(self.devices):
-                self.register(region, f"device-{index}")
-                self.add(self.device(region, index))
+        for region, index in devices:
+            self.add(self.device(region, index))
 
     def add(self, part: Part) -> Part:
         """Start a part and remember it."""
@@ -190,26 +193,28 @@ class Deployment:
 
     def superlink(self, link: Link) -> Part:
         """Return a SuperLink; what it knows outlives it."""
+        keys = link.keys / "superlink"
         return self._part(
             f"superlink-{link.name}",
             "flower-superlink",
             *("--host", "127.0.0.1", "--port", str(link.port)),
-            *("--ssl-certfile", link.keys / "tls.crt", "--ssl-keyfile", link.keys / "tls.key"),
-            *("--ssl-ca-certfile", link.keys / "ca.crt", "--enable-supernode-auth"),
+            *("--ssl-certfile", keys / "tls.crt", "--ssl-keyfile", keys / "tls.key"),
+            *("--ssl-ca-certfile", keys / "ca.crt", "--enable-supernode-auth"),
             *("--database", link.home / "state.db", "--isolation", "process"),
-            *("--superexec-auth-secret-file", link.keys / "superexec.secret"),
+            *("--superexec-auth-secret-file", keys / "superexec.secret"),
             "--disable-runtime-dependency-installation",
         )
 
     def superexec(self, link: Link) -> Part:
         """Return what runs a SuperLink's ServerApps; a region's knows where the region is."""
+        keys = link.keys / "superlink"
         site = {SITE_FILE: str(self.site_file(link.name))} if link.name != WORLD else {}
         return self._part(
             f"superexec-{link.name}",
             "flower-superexec",
             *("--runtime-api-address", f"127.0.0.1:{link.port}"),
-            *("--root-certificates", link.keys / "ca.crt"),
-            *("--superexec-auth-secret-file", link.keys / "superexec.secret"),
+            *("--root-certificates", keys / "ca.crt"),
+            *("--superexec-auth-secret-file", keys / "superexec.secret"),
             **site,
         )
 
@@ -227,13 +232,13 @@ class Deployment:
         return self._supernode(name, region, f"device-{index}", config)
 
     def _supernode(self, name: str, link: str, key: str, config: str) -> Part:
-        keys = self._links[link].keys
+        keys = self._links[link].keys / "nodes" / key
         return self._part(
             name,
             "flower-supernode",
             *("--superlink", f"127.0.0.1:{self._links[link].port}"),
             *("--root-certificates", keys / "ca.crt"),
-            *("--auth-supernode-private-key", keys / "nodes" / key),
+            *("--auth-supernode-private-key", keys / "key"),
             *("--port", str(free_port()), "--node-config", config),
         )
 
@@ -253,7 +258,7 @@ class Deployment:
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
             "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5",
             "HF_HUB_OFFLINE": "1",
             "OMP_NUM_THREADS": "1",  # several devices share this machine's cores
             "TOKENIZERS_PARALLELISM": "false",
@@ -267,7 +272,7 @@ class Deployment:
     # ----------------------------------------------------------------------------- regions
     def bridge(self, region: str) -> Endpoint:
         """Return where a region's bridge is."""
-        token = self._links[region].keys / "bridge.token"
+        token = self._links[region].keys / "uplink" / "bridge.token"
         return Endpoint(f"127.0.0.1:{self._bridges[region]}", token)
 
     def region_folder(self, region: str) -> Path:
@@ -293,10 +298,11 @@ class Deployment:
         """Run a command of Flower's against a SuperLink; return what it said."""
         home = self.home(f"operator-{link}")
         home.mkdir(parents=True, exist_ok=True)
+        authority = self._links[link].keys / "operator" / "ca.crt"
         (home / "config.toml").write_text(
             f'[superlink]\ndefault = "it"\n\n[superlink.it]\n'
             f'address = "127.0.0.1:{self._links[link].port}"\n'
-            f"root-certificates = {json.dumps(str(self._links[link].keys / 'ca.crt'))}\n"
+            f"root-certificates = {json.dumps(str(authority))}\n"
         )
         done = subprocess.run(
             [str(BIN / "flwr"), *map(str, arguments)],
@@ -313,7 +319,7 @@ class Deployment:
 
     def register(self, link: str, node: str) -> None:
         """Enrol a node's key with a SuperLink."""
-        key = self._links[link].keys / "nodes" / f"{node}.pub"
+        key = self._links[link].keys / "operator" / f"{node}.pub"
         self.flwr(link, "supernode", "register", key, "it", "--name", node)
 
     def submit(self, link: str, settings: Settings) -> int:
@@ -328,7 +334,9 @@ class Deployment:
 
     def submit_regions(self, settings: Settings) -> dict[str, int]:
         """Submit every coordinator's run, and wait until their bridges answer."""
-        runs = {region: self.submit(region, settings) for region in self.regions}
+        with ThreadPoolExecutor() as pool:
+            numbers = pool.map(lambda region: self.submit(region, settings), self.regions)
+            runs = dict(zip(self.regions, numbers, strict=True))
         for region in self.regions:
             self.await_bridge(region)
         return runs
