@@ -2,10 +2,10 @@
 
     python -m scripts.sizing [--microbatch 8] [--rank 8]
 
-Prints the tables of docs/deployment.md. Nothing is loaded: shapes come from the published
+Prints the tables of docs/deployment.md. Nothing is loaded: shapes are those of the published
 configurations, on PyTorch's meta device. Traffic is what the contract puts on a link, four bytes
-a trained weight. Memory counts weights, and the vectors that a process holds at once; activations, and
-what Python and PyTorch take by themselves, come on top.
+a trained weight. Memory counts weights and the vectors that a process holds at once; activations,
+and what Python and PyTorch take by themselves, come on top.
 """
 
 import argparse

@@ -6,7 +6,8 @@ killed and started again at any time: what it has released is on its disk.
 """
 
 import logging
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from flwr.app import Context
@@ -14,7 +15,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from region_app.bridge.desk import Desk, ReplyStore
 from region_app.bridge.protocol import EVALUATE, TRAIN, Buffer, Request, pack, unpack
-from region_app.bridge.server import BridgeServer
+from region_app.bridge.server import AddressTakenError, BridgeServer
 from region_app.coordinator import Coordinator
 from region_app.site import Site
 from regionfed.config import Config
@@ -22,7 +23,7 @@ from regionfed.contract import RegionName, RegionPersonalise, RegionTrain, decod
 from regionfed.errors import ConfigurationError, RunError
 from regionfed.personaliser import PERSONALISERS
 from server_app.federation import plan_of
-from server_app.polling_grid import PollingGrid
+from server_app.polling_grid import PollingGrid, pause
 from server_app.stopping import StopWatch
 
 log = logging.getLogger(__name__)
@@ -36,9 +37,31 @@ def main(grid: Grid, context: Context) -> None:
     config = Config.from_run_config(context.run_config)
     with StopWatch() as watch:
         service = RegionService(Site.load(), config, PollingGrid(grid, watch.reason))
-        with service.bridge as bridge:
+        with open_bridge(service, config.join_timeout, watch.reason) as bridge:
             log.info("region %s: bridge at port %d", service.region, bridge.port)
             log.info("region %s: %s", service.region, service.desk.serve(watch.reason))
+
+
+def open_bridge(
+    service: "RegionService", timeout: float, stopping: Callable[[], str]
+) -> BridgeServer:
+    """Open the bridge, once a coordinator that was stopped before has let go of the address.
+
+    Flower tells a stopped run of it with its next heartbeat, half a minute later.
+
+    Raises
+    ------
+    AddressTakenError
+        After `timeout` seconds.
+    """
+    deadline = time.monotonic() + timeout
+    while True:
+        try:
+            return service.bridge()
+        except AddressTakenError:
+            if time.monotonic() >= deadline:
+                raise
+            pause(stopping)
 
 
 class RegionService:
@@ -90,12 +113,16 @@ class RegionService:
             EVALUATE: (RegionPersonalise, self._coordinator.personalise),
         }
         self.desk = Desk(self._answer, ReplyStore(folder / "replies"))
-        self.bridge = BridgeServer(
-            site.bridge,
+        self._site = site
+
+    def bridge(self) -> BridgeServer:
+        """Return the bridge; it is open within its context."""
+        return BridgeServer(
+            self._site.bridge,
             self.desk,
             introduce=self._introduce,
             check=self._check,
-            limit=site.limit,
+            limit=self._site.limit,
         )
 
     def _answer(self, request: Request, body: Buffer) -> Iterable[Buffer]:

@@ -37,6 +37,10 @@ _HEALTH = "/grpc.health.v1.Health/"
 Introduce = Callable[[Request], Iterable[Buffer]]
 
 
+class AddressTakenError(ConfigurationError):
+    """Somebody else listens at the bridge's address."""
+
+
 class BridgeServer:
     """Serves one coordinator to its uplink.
 
@@ -56,8 +60,8 @@ class BridgeServer:
 
     Raises
     ------
-    ConfigurationError
-        If the address is taken.
+    AddressTakenError
+        By another coordinator of this region, it seems.
     """
 
     def __init__(
@@ -89,7 +93,7 @@ class BridgeServer:
         try:
             self.port = endpoint.listen(self._server)
         except RuntimeError as error:
-            raise ConfigurationError(
+            raise AddressTakenError(
                 f"the bridge cannot listen at {endpoint.address} ({error}): does another "
                 f"coordinator of this region run?"
             ) from None

@@ -17,8 +17,8 @@ from region_app.bridge.client import OPTIONS, BridgeClient, is_healthy
 from region_app.bridge.desk import Desk, ReplyStore
 from region_app.bridge.endpoint import Endpoint, authorisation
 from region_app.bridge.protocol import RELAY, Buffer, Request, frames, pack, unpack
-from region_app.bridge.server import BridgeServer
-from regionfed.errors import ConfigurationError, ContractError, RunError
+from region_app.bridge.server import AddressTakenError, BridgeServer
+from regionfed.errors import ContractError, RunError
 from regionfed.vector import from_arrays, to_arrays
 
 LIMIT = 1 << 20
@@ -280,7 +280,7 @@ def test_a_second_coordinator_of_a_region_does_not_start(region: Region) -> None
     """Two would share the calls, and a budget that each believes to be its own."""
     with (
         region.open(),
-        pytest.raises(ConfigurationError, match="another"),
+        pytest.raises(AddressTakenError, match="another"),
         region.open(port=region.port),
     ):
         pass
