@@ -1,30 +1,66 @@
-"""How much memory and traffic a deployment takes, from a model's shapes alone.
+"""How much memory and traffic a deployment takes, from a model's shape alone.
 
     python -m scripts.sizing [--microbatch 8] [--rank 8]
 
-Prints the tables of docs/deployment.md. Nothing is loaded: shapes are those of the published
-configurations, on PyTorch's meta device. Traffic is what the contract puts on a link, four bytes
-a trained weight. Memory counts weights and the vectors that a process holds at once; activations,
-and what Python and PyTorch take by themselves, come on top.
+Prints the tables of docs/deployment.md. Traffic is what the contract puts on a link, four bytes a
+trained weight. Memory counts weights and the vectors that a process holds at once; activations, and
+what Python and PyTorch take by themselves, come on top.
 """
 
 import argparse
-from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
-from torch import nn
-from transformers import (
-    RobertaConfig,
-    RobertaForMaskedLM,
-    T5Config,
-    T5ForConditionalGeneration,
-)
-
 from regionfed.config import Config
-from regionfed.vector import Layout
 
 BYTES = 4  # of a float32
+
+
+@dataclass(frozen=True)
+class T5:
+    """The shape of a T5 of the first version; Raffel et al. (2020), table 3."""
+
+    d_model: int
+    d_ff: int
+    layers: int
+    heads: int
+    d_kv: int
+    vocabulary: int = 32_128
+    buckets: int = 32
+
+    @property
+    def weights(self) -> int:
+        """Number of weights; embedding and output share theirs."""
+        d = self.d_model
+        attention = 4 * d * self.heads * self.d_kv
+        feed_forward = 2 * d * self.d_ff
+        encoder = self.layers * (attention + feed_forward + 2 * d)
+        decoder = self.layers * (2 * attention + feed_forward + 3 * d)
+        positions = 2 * self.buckets * self.heads
+        return self.vocabulary * d + encoder + decoder + positions + 2 * d
+
+    def adapters(self, rank: int) -> int:
+        """Weights of low-rank adapters (Hu et al. 2021) of q and v, in all three attentions."""
+        return 3 * self.layers * 2 * rank * (self.d_model + self.heads * self.d_kv)
+
+
+@dataclass(frozen=True)
+class Roberta:
+    """The shape of RoBERTa with its head for masked words; Liu et al. (2019)."""
+
+    d: int = 768
+    d_ff: int = 3_072
+    layers: int = 12
+    vocabulary: int = 50_265
+    positions: int = 514
+
+    @property
+    def weights(self) -> int:
+        """Number of weights; embedding and output share theirs."""
+        d, norm = self.d, 2 * self.d
+        dense = d * d + d
+        layer = 4 * dense + norm + (d * self.d_ff + self.d_ff) + (self.d_ff * d + d) + norm
+        embeddings = (self.vocabulary + self.positions + 1) * d + norm
+        return embeddings + self.layers * layer + dense + norm + self.vocabulary
 
 
 @dataclass(frozen=True)
@@ -36,41 +72,15 @@ class Model:
     trained: int
 
 
-def t5(d_model: int, d_ff: int, layers: int, heads: int, d_kv: int) -> nn.Module:
-    """Return a T5 of the first version, without memory."""
-    config = T5Config(
-        vocab_size=32_128,
-        d_model=d_model,
-        d_ff=d_ff,
-        num_layers=layers,
-        num_heads=heads,
-        d_kv=d_kv,
-        tie_word_embeddings=True,
-    )
-    return T5ForConditionalGeneration(config)
-
-
-def roberta() -> nn.Module:
-    """Return RoBERTa-base."""
-    return RobertaForMaskedLM(
-        RobertaConfig(vocab_size=50_265, max_position_embeddings=514, type_vocab_size=1)
-    )
-
-
-def size_of(name: str, build: Callable[[], nn.Module], rank: int = 0) -> Model:
-    """Return a model's size; with a rank, low-rank adapters of q and v are what is trained."""
-    with torch.device("meta"):
-        module = build()
-    weights = Layout.of(module).size
-    if not rank:
-        return Model(name, weights, weights)
-    adapted = [
-        layer
-        for path, layer in module.named_modules()
-        if isinstance(layer, nn.Linear) and path.rpartition(".")[2] in {"q", "v"}
+def models(rank: int) -> list[Model]:
+    """Return the three models of the tables."""
+    small, roberta, large = T5(512, 2048, 6, 8, 64), Roberta(), T5(1024, 16_384, 24, 32, 128)
+    adapted = large.adapters(rank)
+    return [
+        Model("T5-small", small.weights, small.weights),
+        Model("RoBERTa-base", roberta.weights, roberta.weights),
+        Model(f"T5-3B, LoRA {rank} on q and v", large.weights + adapted, adapted),
     ]
-    trained = sum(rank * (layer.in_features + layer.out_features) for layer in adapted)
-    return Model(f"{name}, LoRA {rank} on q and v", weights + trained, trained)
 
 
 def traffic(model: Model, config: Config) -> dict[str, float]:
@@ -80,13 +90,13 @@ def traffic(model: Model, config: Config) -> dict[str, float]:
     the sum up; two vectors down when rho is searched, when scores are taken, and once to adapt.
     """
     vector = BYTES * model.trained
-    often = 1.0 / config.rho_every if config.rho_every else 0.0
-    now_and_then = often + 1.0 / config.evaluate_every + bool(config.user_steps) / config.rounds
+    searched = 1.0 / config.rho_every if config.rho_every else 0.0
+    twice = searched + 1.0 / config.evaluate_every + bool(config.user_steps) / config.rounds
     return {
-        "region down": 3 * vector,
-        "region up": vector,
-        "device down": vector * (1 + 2 * now_and_then),
-        "device up": vector,
+        "region down": 3.0 * vector,
+        "region up": 1.0 * vector,
+        "device down": (1.0 + 2.0 * twice) * vector,
+        "device up": 1.0 * vector,
     }
 
 
@@ -94,25 +104,39 @@ def memory(model: Model, microbatch: int) -> dict[str, float]:
     """Return bytes of weights and vectors that a process holds at once.
 
     Device: the model, the point, the sum, and a gradient per example of a microbatch. Coordinator:
-    request, direction, point, sum, noise, and a reply with its bytes. Server: theta, average,
-    momentum, mean, and per region an update.
+    request, direction, point, sum, noise, reply, and both messages' bytes. Uplink: both messages,
+    as records and as bytes. World: model, theta, average, momentum, mean, and two vectors a region.
     """
-    vector = BYTES * model.trained
+    vector = float(BYTES * model.trained)
+    weights = float(BYTES * model.weights)
     return {
-        "device": BYTES * model.weights + vector * (2 + microbatch),
+        "device": weights + (2 + microbatch) * vector,
         "coordinator": 8 * vector,
         "uplink": 4 * vector,
-        "world, 8 regions": BYTES * model.weights + vector * (4 + 2 * 8),
+        "world, 8 regions": weights + (4 + 2 * 8) * vector,
     }
 
 
-def table(rows: list[tuple[str, dict[str, float]]]) -> str:
+def table(rows: dict[str, dict[str, float]]) -> str:
     """Return rows as a table in Markdown, in megabytes."""
-    titles = list(rows[0][1])
+    titles = list(next(iter(rows.values())))
     lines = [f"| MB | {' | '.join(titles)} |", "|---" * (len(titles) + 1) + "|"]
-    for name, values in rows:
-        lines.append(f"| {name} | {' | '.join(f'{v / 1e6:,.1f}' for v in values.values())} |")
+    for name, values in rows.items():
+        lines.append(f"| {name} | {' | '.join(f'{v / 1e6:,.0f}' for v in values.values())} |")
     return "\n".join(lines)
+
+
+def tables(microbatch: int, rank: int) -> str:
+    """Return what the documentation shows."""
+    known = models(rank)
+    sizes = "\n".join(f"| {m.name} | {m.weights:,} | {m.trained:,} |" for m in known)
+    return (
+        f"| model | weights | trained |\n|---|---|---|\n{sizes}\n\n"
+        f"Traffic a round on each link, with the default schedule:\n\n"
+        f"{table({m.name: traffic(m, Config()) for m in known})}\n\n"
+        f"Memory of each process, with `microbatch={microbatch}`:\n\n"
+        f"{table({m.name: memory(m, microbatch) for m in known})}"
+    )
 
 
 def main() -> None:
@@ -121,21 +145,7 @@ def main() -> None:
     parser.add_argument("--microbatch", type=int, default=8)
     parser.add_argument("--rank", type=int, default=8)
     given = parser.parse_args()
-    models = [
-        size_of("T5-small", lambda: t5(512, 2048, 6, 8, 64)),
-        size_of("RoBERTa-base", roberta),
-        size_of("T5-3B", lambda: t5(1024, 16_384, 24, 32, 128), given.rank),
-    ]
-    for model in models:
-        print(f"{model.name}: {model.weights:,} weights, {model.trained:,} trained")
-    print(
-        f"\nTraffic a round, default schedule:\n\n"
-        f"{table([(m.name, traffic(m, Config())) for m in models])}"
-    )
-    print(
-        f"\nMemory, microbatch={given.microbatch}:\n\n"
-        f"{table([(m.name, memory(m, given.microbatch)) for m in models])}"
-    )
+    print(tables(given.microbatch, given.rank))
 
 
 if __name__ == "__main__":
