@@ -19,8 +19,10 @@ ECDSA P-384 in OpenSSH's format, as Flower wants them. Private keys are readable
 """
 
 import argparse
+import hashlib
 import ipaddress
 import secrets
+import unicodedata
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -64,8 +66,10 @@ def make_deployment(
 
 
 def service_name(region: str) -> str:
-    """Return a region's name as part of a host name."""
-    return "".join(c if c.isalnum() else "-" for c in region.lower())
+    """Return a region's name as part of a host name, which knows ASCII alone."""
+    plain = unicodedata.normalize("NFKD", region).encode("ascii", "ignore").decode().lower()
+    name = "".join(c if c.isalnum() else "-" for c in plain).strip("-")
+    return name or hashlib.sha256(region.encode()).hexdigest()[:8]
 
 
 def _make_superlink(folder: Path, name: str, nodes: Sequence[str], hosts: Sequence[str]) -> None:
