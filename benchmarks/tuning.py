@@ -4,8 +4,8 @@
 
 Dataset         the embedded queries; a tenth of the kinds of query is kept out of training and
                 judges (`held-out=validation`); test examples are never looked at.
-Budget          five settings for RegionFed and for its baseline; two for Meta, for all whose step
-                is scaled by a search anyway; epsilon 4, seed 0.
+Budget          five settings for RegionFed and for its baseline; two for Meta and one for
+                Grad, whose steps are scaled by a search anyway; epsilon 4, seed 0.
 Rule            the setting with the best worst region (RRS) of the model that the job is about:
                 personalised, or global where there is no personalisation.
 """
@@ -33,6 +33,7 @@ GRIDS: dict[str, list[Setting]] = {
     ],
     # The search for rho scales this step by 0.5 to 2 at each use, so that little hangs on it.
     "meta": [{"server-lr": 20.0, "personal-step": step} for step in (16.0, 48.0)],
+    "grad": [{"server-lr": 20.0, "personal-step": 16.0}],
 }
 
 
