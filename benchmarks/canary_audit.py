@@ -32,7 +32,7 @@ from flwr.app import ArrayRecord, Message, MetricRecord
 
 from benchmarks import canaries as planted
 from benchmarks.audit_statistics import Bools, Floats, best_bound, threshold_bound
-from client_app.app import dataset_of
+from client_app.datasets.load import dataset_of
 from client_app.task import Task
 from region_app.state import StateFolder
 from regionfed.config import Config

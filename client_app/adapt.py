@@ -4,13 +4,14 @@
 steps on the user's own examples add, weighted by how far the user is from the region.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from client_app.datasets.dataset import Example
 from client_app.gradients import clipped_sums
+from client_app.local_steps import Steps, walk
 from client_app.task import Task
 from regionfed.conflict import conflict, personalisation_weight
 from regionfed.errors import RunError
@@ -18,7 +19,6 @@ from regionfed.privacy.plan import LOSS_CAP
 from regionfed.randomness import derive_seed
 from regionfed.vector import Layout
 
-BATCH = 32
 # Enough for a conflict well above what chance alone gives; a device's time is short.
 CONFLICT_EXAMPLES = 128
 
@@ -97,22 +97,8 @@ def local_part(
     RunError
         If the steps diverge.
     """
-    if not examples:
-        return torch.zeros(layout.size)
-    weights = {n: t.detach().clone() for n, t in layout.tensors(start).items()}
-    for weight in weights.values():
-        weight.requires_grad_()
-    optimiser = torch.optim.AdamW(
-        list(weights.values()), lr=settings.learning_rate, weight_decay=0.0
-    )
-    batches = _batches(len(examples), derive_seed(settings.seed, "user batches"))
-    for _ in range(settings.steps):
-        batch = task.encode([examples[i] for i in next(batches)])
-        optimiser.zero_grad()
-        # An unused weight keeps no gradient and does not move.
-        task.losses(weights, batch).float().mean().backward()
-        optimiser.step()
-    part = layout.flatten(weights) - start
+    seed = derive_seed(settings.seed, "user batches")
+    part = walk(task, layout, start, examples, Steps(settings.steps, settings.learning_rate, seed))
     if not bool(torch.isfinite(part).all()):
         raise RunError(
             f"the user's model diverged in {settings.steps} steps of {settings.learning_rate:g}: "
@@ -165,11 +151,3 @@ def user_weight(
         distance, gradient.chance, gradient.chance, settings.alpha_min, settings.alpha_gain
     )
     return distance, weight
-
-
-def _batches(count: int, seed: int) -> Iterator[list[int]]:
-    """Yield batches of indices without end; each pass over all of them is shuffled anew."""
-    generator = torch.Generator().manual_seed(seed)
-    while True:
-        order = torch.randperm(count, generator=generator)
-        yield from (rows.tolist() for rows in torch.split(order, BATCH))

@@ -1,11 +1,12 @@
 """The device's ClientApp: it answers the coordinator's messages about its own examples.
 
-What leaves the device: clipped sums, summed loss differences, summed scores, a count. They go
-to the region's coordinator only. Examples, and whatever is made of a single one, stay here, and so
-does the user's own model.
+What leaves the device: clipped sums (or one clipped change), loss differences, scores, a count.
+They go to the region's coordinator only. Examples, and whatever is made of a single one, stay
+here, and so does the user's own model.
 """
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -14,20 +15,15 @@ from typing import TypeVar
 import torch
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
+from flwr.clientapp.typing import Mod
 
 from client_app.adapt import RegionModel, Settings, adapt_user
-from client_app.datasets.dataset import (
-    DATASETS,
-    ClientData,
-    DataConfig,
-    Example,
-    FederatedDataset,
-    histogram,
-)
-from client_app.datasets.validation import ValidationDataset
+from client_app.datasets.dataset import ClientData, Example, FederatedDataset, histogram
+from client_app.datasets.load import dataset_of
 from client_app.gradients import clipped_sums, loss_differences
 from client_app.identity import Identity, identity_of, state_folder
-from client_app.task import TASKS, ScoreSums, Task, score_sums
+from client_app.local_steps import Steps, clipped_delta, mean_differences
+from client_app.task import TASKS, ScoreSums, Task, device_of, score_sums
 from client_app.user import (
     MODEL,
     UserModel,
@@ -40,6 +36,7 @@ from regionfed.config import Config
 from regionfed.contract import (
     AdaptReply,
     AdaptRequest,
+    DeltaRequest,
     GradientReply,
     GradientRequest,
     LossReply,
@@ -57,22 +54,6 @@ from regionfed.randomness import derive_seed, randomness_source
 from regionfed.records import with_mean
 from regionfed.sketch import sketch_signs
 from regionfed.vector import Layout
-
-
-def dataset_of(config: Config) -> FederatedDataset:
-    """Load the dataset that a configuration names."""
-    load = DATASETS.load(config.dataset)
-    dataset = load(
-        DataConfig(
-            path=Path(config.data_path).expanduser() if config.data_path else None,
-            regions=config.regions,
-            clients_per_region=config.clients_per_region,
-            examples_per_client=config.examples_per_client,
-            dirichlet=config.dirichlet_alpha,
-            seed=config.seed,
-        )
-    )
-    return ValidationDataset(dataset) if config.held_out == "validation" else dataset
 
 
 @dataclass(frozen=True)
@@ -126,7 +107,7 @@ class Device:
     def scores(self, vector: torch.Tensor) -> ScoreSums:
         """Score a model (p,) on the held-out examples."""
         bench = self.bench
-        weights = bench.layout.tensors(vector)
+        weights = bench.layout.tensors(vector.to(device_of(bench.task)))
         return score_sums(bench.task, weights, self.data.test, bench.dataset.tasks)
 
     def same_layout(self, layout: str) -> None:
@@ -140,10 +121,14 @@ class Device:
 
 log = logging.getLogger(__name__)
 
-app = ClientApp()
-
 Request = TypeVar(
-    "Request", GradientRequest, AdaptRequest, LossRequest, ScoreRequest, ProfileRequest
+    "Request",
+    GradientRequest,
+    DeltaRequest,
+    AdaptRequest,
+    LossRequest,
+    ScoreRequest,
+    ProfileRequest,
 )
 
 
@@ -155,7 +140,6 @@ def _asked(kind: type[Request], message: Message, context: Context) -> tuple[Dev
     return device, request
 
 
-@app.train("gradient")
 @discreet("this device")
 def gradient(message: Message, context: Context) -> Message:
     """Answer `GradientRequest`."""
@@ -177,7 +161,30 @@ def gradient(message: Message, context: Context) -> Message:
     return _reply(message, GradientReply(sums.total, sums.sketch, sums.loss))
 
 
-@app.train("adapt")
+@discreet("this device")
+def delta(message: Message, context: Context) -> Message:
+    """Answer `DeltaRequest`: all examples together, as one."""
+    device, request = _asked(DeltaRequest, message, context)
+    bench, who = device.bench, device.identity
+    order = derive_seed(
+        bench.config.seed, "local steps", request.round, request.query, who.region, who.index
+    )
+    sums = clipped_delta(
+        bench.task,
+        bench.layout,
+        request.point,
+        device.data.train,
+        steps=Steps(request.steps, request.learning_rate, order, request.optimiser),
+        clip_norm=request.clip_norm,
+        loss_cap=request.loss_cap,
+        signs=sketch_signs(bench.layout, request.sketch_size, request.sketch_seed)
+        if request.sketch_size
+        else {},
+        microbatch=bench.config.microbatch,
+    )
+    return _reply(message, GradientReply(sums.total, sums.sketch, sums.loss))
+
+
 @discreet("this device")
 def adapt(message: Message, context: Context) -> Message:
     """Answer `AdaptRequest`: the user's model goes to the device's own folder, nowhere else."""
@@ -209,13 +216,12 @@ def adapt(message: Message, context: Context) -> Message:
     return _reply(message, AdaptReply())
 
 
-@app.evaluate("loss")
 @discreet("this device")
 def loss(message: Message, context: Context) -> Message:
     """Answer `LossRequest`."""
     device, request = _asked(LossRequest, message, context)
     bench = device.bench
-    differences = loss_differences(
+    differences = (mean_differences if request.as_one else loss_differences)(
         bench.task,
         bench.layout,
         request.base,
@@ -228,7 +234,6 @@ def loss(message: Message, context: Context) -> Message:
     return _reply(message, LossReply(differences))
 
 
-@app.evaluate("metrics")
 @discreet("this device")
 def metrics(message: Message, context: Context) -> Message:
     """Answer `ScoreRequest`."""
@@ -246,7 +251,10 @@ def metrics(message: Message, context: Context) -> Message:
     if request.with_user:
         # Whoever has no model of its own uses the region's.
         columns.append((user or personalised).sums)
-    return _reply(message, ScoreReply([v for row in zip(*columns, strict=True) for v in row]))
+    scores = [v for row in zip(*columns, strict=True) for v in row]
+    # The mean over examples: the device counts once, over all tasks together.
+    held = max(sum(global_.counts), 1.0) if request.as_one else 1.0
+    return _reply(message, ScoreReply([v / held for v in scores]))
 
 
 def _own_scores(
@@ -274,15 +282,38 @@ def _own_scores(
     return own
 
 
-@app.query("profile")
 @discreet("this device")
 def profile(message: Message, context: Context) -> Message:
     """Answer `ProfileRequest`."""
     device, request = _asked(ProfileRequest, message, context)
     train = device.data.train
     labels = histogram(device.bench.dataset, train) if request.labels else []
-    return _reply(message, ProfileReply(len(train), labels))
+    counted = min(len(train), request.most or len(train))
+    share = counted / max(len(train), 1)
+    return _reply(message, ProfileReply(counted, [count * share for count in labels]))
 
 
 def _reply(message: Message, reply: object) -> Message:
     return Message(encode(reply), reply_to=message)
+
+
+def make_app(mods: Sequence[Mod] = ()) -> ClientApp:
+    """Return a ClientApp of these handlers.
+
+    Parameters
+    ----------
+    mods : sequence of flwr.clientapp.typing.Mod
+        Flower's mods, the first outermost: each sees a message on its way in and its reply on its
+        way out. What a mod adds to a reply, or takes from it, the coordinator refuses.
+    """
+    made = ClientApp(mods=list(mods))
+    made.train("gradient")(gradient)
+    made.train("delta")(delta)
+    made.train("adapt")(adapt)
+    made.evaluate("loss")(loss)
+    made.evaluate("metrics")(metrics)
+    made.query("profile")(profile)
+    return made
+
+
+app = make_app()

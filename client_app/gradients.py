@@ -8,7 +8,7 @@ from torch.func import grad, grad_and_value, vjp, vmap
 
 from client_app.datasets.dataset import Example
 from client_app.isolation import isolated
-from client_app.task import Batch, Task, Tensors
+from client_app.task import Batch, Task, Tensors, device_of
 from regionfed.sketch import sketch
 from regionfed.vector import Layout
 
@@ -72,12 +72,14 @@ def clipped_sums(
     inner_step : float
         eta: above 0 the gradients are those of `meta_gradient`.
     """
-    total = torch.zeros(layout.size)
+    device = device_of(task)
+    total = torch.zeros(layout.size, device=device)
     views = layout.views(total)
+    signs = {name: sign.to(device) for name, sign in signs.items()}
     size = next(iter(signs.values())).shape[1] if signs else 0
-    sketched = torch.zeros(size)
+    sketched = torch.zeros(size, device=device)
     loss = 0.0
-    weights = layout.tensors(point)
+    weights = layout.tensors(point.to(device))
 
     def of_each(part: Sequence[Example]) -> Gradient:
         return example_gradients(task, weights, task.encode(part), inner_step)
@@ -102,7 +104,7 @@ def clipped_sums(
         if size:
             sketches = sketch(gradients, signs) * scale[:, None]
             sketched += clip_scale(sketches.norm(dim=1), clip_norm) @ sketches
-    return ClippedSums(total, sketched, loss)
+    return ClippedSums(total.cpu(), sketched.cpu(), loss)
 
 
 def loss_differences(
@@ -121,7 +123,9 @@ def loss_differences(
     Each example's vector of differences is clipped to the L2 norm `clip_norm`, so that one
     example changes the result by at most that.
     """
-    out = torch.zeros(len(steps))
+    device = device_of(task)
+    base, direction = base.to(device), direction.to(device)
+    out = torch.zeros(len(steps), device=device)
 
     def of_each(part: Sequence[Example]) -> torch.Tensor:
         batch = task.encode(part)

@@ -28,7 +28,7 @@ class Task(Protocol):
         ...
 
     def encode(self, examples: Sequence[Example]) -> Batch:
-        """Return a padded batch of at least one example."""
+        """Return a padded batch of at least one example, on the model's device."""
         ...
 
     def losses(self, weights: Tensors, batch: Batch) -> torch.Tensor:
@@ -70,8 +70,18 @@ class Saves(Protocol):
 TaskFactory = Callable[[Config], Task]
 
 TASKS: Registry[TaskFactory] = Registry(
-    "task", {"text-to-text": "client_app.tasks.text_to_text:make_task"}
+    "task",
+    {
+        "text-to-text": "client_app.tasks.text_to_text:make_task",
+        "labels": "client_app.tasks.labels:make_task",
+        "image": "client_app.tasks.image:make_task",
+    },
 )
+
+
+def device_of(task: Task) -> torch.device:
+    """Return where a task's model is, and hence its batches and weights."""
+    return next(task.module.parameters()).device
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,9 @@ from region_app.state import RegionState, StateFolder
 from regionfed.config import Config
 from regionfed.conflict import conflict, label_divergence, personalisation_weight
 from regionfed.contract import (
-    UNCLIPPED,
     AdaptReply,
     AdaptRequest,
+    DeltaRequest,
     GradientReply,
     GradientRequest,
     LossReply,
@@ -41,9 +41,7 @@ from regionfed.personaliser import Personaliser, Query, Released
 from regionfed.privacy.ledger import Ledger
 from regionfed.privacy.mechanism import GaussianSum
 from regionfed.privacy.plan import (
-    LOSS_CAP,
     TRAIN,
-    VOTE_BOUND,
     PrivacyPlan,
     adapts,
     evaluates,
@@ -127,7 +125,8 @@ class Coordinator:
         Raises
         ------
         RunError
-            If no device answered, or the region holds no data: it sits the round out.
+            If no device answered of all that were asked, or the region holds no data: it sits the
+            round out.
         PrivacyError
             If the release would exceed the budget.
         """
@@ -152,24 +151,22 @@ class Coordinator:
     def _release_update(
         self, request: RegionTrain, state: RegionState
     ) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        least = max(1.0, _SURE * self._plan.size.parts[0].noise_std)
-        if state.examples < least:
+        least = max(1.0, _SURE * self._plan.size.part("size").noise_std)
+        if not self._plan.unit.declared and state.examples < least:
             # Its noised size cannot be told from that of a region without any data.
             raise RunError(
                 f"region {self._region} has no data, or too little: its noised size is below "
                 f"{least:g}. It sits out; a lower size-noise-multiplier admits smaller regions."
             )
-        size = self._plan.sketch_size
+        mechanism, size = self._plan.update, self._plan.sketch_size
         point = request.theta
         if self._personaliser.accumulates:
             point = point + state.own_part()
-        asked = self._gradient_request(request, point, sketch_size=size)
-        total, sketch, loss = self._gradient_sums(asked)
-        sums = {"update": self._bounded(total, state), "loss": loss}
+        total, sketch, loss = self._gradient_sums(mechanism, request, point, sketch_size=size)
+        sums = {"update": total, "loss": loss}
         if size:
             sums["sketch"] = sketch
-        noised = self._release(self._plan.update, sums, request.round)
-        update = {name: v.div_(self._denominator(name, state)) for name, v in noised.items()}
+        update = self._released_means(mechanism, sums, state, request.round)
         # The noise is kept beside what it is on: whoever reads the update needs to know.
         facts = {"noise_std": self._noise_stds(state)["update"]}
         self._states.save_release("update", request.round, update, facts)
@@ -267,12 +264,13 @@ class Coordinator:
             name = f"query-{asked}"
             if (saved := self._states.load_release(name, request.round)) is not None:
                 return saved[0]["gradient"]
+            mechanism = self._plan.query
             total, *_ = self._gradient_sums(
-                self._gradient_request(request, point, query=asked, inner_step=inner_step)
+                mechanism, request, point, query=asked, inner_step=inner_step
             )
-            sums = {"gradient": self._bounded(total, state)}
-            gradient = self._release(self._plan.query, sums, request.round, asked)["gradient"]
-            gradient.div_(self._denominator("gradient", state))
+            gradient = self._released_means(
+                mechanism, {"gradient": total}, state, request.round, asked
+            )["gradient"]
             self._states.save_release(name, request.round, {"gradient": gradient}, {})
             return gradient
 
@@ -284,7 +282,7 @@ class Coordinator:
         published = config.rho_search == "published"
         low, high = bracket(0.0 if published else state.rho, config.rho_high)
         points = possible_points(low, high, config.rho_evaluations)
-        votes = self._votes(request, state.alpha * state.direction, points)
+        votes = self._votes(request, state, points)
         return replace(
             state,
             rho=best_rho(points, votes, low, high, config.rho_evaluations, zero=not published),
@@ -293,24 +291,28 @@ class Coordinator:
         )
 
     def _votes(
-        self, request: RegionPersonalise, direction: torch.Tensor, points: list[float]
+        self, request: RegionPersonalise, state: RegionState, points: list[float]
     ) -> list[float]:
-        """Return the noised summed losses at the points along a line, relative to its start."""
+        """Return the noised losses at the points along the line, relative to its start."""
         if (saved := self._states.load_release("votes", request.round)) is not None:
             return [float(v) for v in saved[0]["vote"]]
+        mechanism = self._plan.vote
         asked = LossRequest(
             round=request.round,
             layout=request.layout,
-            sampling_rate=self._config.sampling_rate,
-            clip_norm=VOTE_BOUND,
+            sampling_rate=mechanism.sampling.examples,
+            clip_norm=mechanism.part("vote").clip,
             steps=points,
             base=request.theta,
-            direction=direction,
+            direction=state.alpha * state.direction,
+            as_one=self._plan.unit.as_one,
         )
         votes = torch.zeros(len(points))
-        for reply in self._ask(asked, LossReply, {"steps": len(points)}):
+        cohort = self._cohort(mechanism, request.round)
+        for reply in self._ask(cohort, asked, LossReply, {"steps": len(points)}):
             votes += torch.tensor(reply.differences)
-        released = self._release(self._plan.vote, {"vote": votes}, request.round)
+        batch = self._expected_batch(mechanism, state)
+        released = self._release(mechanism, {"vote": votes}, batch, request.round)
         self._states.save_release("votes", request.round, released, {})
         return [float(v) for v in released["vote"]]
 
@@ -329,7 +331,7 @@ class Coordinator:
             personalised=request.theta + state.own_part(),
             update=update,
         )
-        done = sum(1 for _ in self._ask(asked, AdaptReply, {}))
+        done = sum(1 for _ in self._ask(self._nodes, asked, AdaptReply, {}))
         log.info("region %s: %d of %d devices adapted", self._region, done, len(self._nodes))
 
     def _score(self, request: RegionPersonalise, state: RegionState) -> list[float]:
@@ -342,74 +344,92 @@ class Coordinator:
             with_user=columns == 4,
             theta=request.theta,
             personalised=request.theta + state.own_part(),
+            as_one=self._plan.unit.as_one,
         )
         length = columns * len(self._tasks)
         sums = torch.zeros(length)
-        for reply in self._ask(asked, ScoreReply, {"columns*tasks": length}):
+        for reply in self._ask(self._nodes, asked, ScoreReply, {"columns*tasks": length}):
             sums += torch.tensor(reply.scores)
-        released = self._release(self._plan.scores, {"scores": sums}, request.round)
+        mechanism = self._plan.scores
+        held = max(float(sums[::columns].sum()), 1.0)  # never told: only a clipped mean is over it
+        released = self._release(mechanism, {"scores": sums}, held, request.round)
+        # Sums again where a mean was noised, of as many examples as are declared.
+        declared = state.examples
+        released["scores"].mul_(declared / mechanism.part("scores").divisor(declared))
         self._states.save_release("score-sums", request.round, released, {})
         return [float(v) for v in released["scores"]]
 
     # -------------------------------------------------------------------------- gradients
-    def _gradient_request(
+    def _gradient_sums(
         self,
+        mechanism: GaussianSum,
         request: RegionTrain | RegionPersonalise,
         point: torch.Tensor,
         *,
         sketch_size: int = 0,
         query: int = 0,
         inner_step: float = 0.0,
-    ) -> GradientRequest:
-        config = self._config
-        return GradientRequest(
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return the sums over devices of gradients (p,), sketches (k,) and losses (1,)."""
+        asked = self._gradient_request(
+            mechanism,
             round=request.round,
             layout=request.layout,
-            sampling_rate=config.sampling_rate,
-            clip_norm=config.clip_norm if config.clipping == "example" else UNCLIPPED,
-            loss_cap=LOSS_CAP,
-            sketch_seed=derive_seed(config.seed, "sketch"),
-            sketch_size=sketch_size,
             point=point,
+            sketch_size=sketch_size,
             query=query,
             inner_step=inner_step,
         )
-
-    def _gradient_sums(
-        self, asked: GradientRequest
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return the sums over devices of gradients (p,), sketches (k,) and losses (1,)."""
-        total, sketch = torch.zeros_like(asked.point), torch.zeros(asked.sketch_size)
+        total, sketch = torch.zeros_like(point), torch.zeros(sketch_size)
         loss = torch.zeros(1)
         answered = 0
-        for reply in self._ask(asked, GradientReply, {"p": len(total), "k": len(sketch)}):
+        cohort = self._cohort(mechanism, request.round, query)
+        for reply in self._ask(cohort, asked, GradientReply, {"p": len(total), "k": sketch_size}):
             total += reply.total
             sketch += reply.sketch
             loss += reply.loss
             answered += 1
-        self._require_answers(answered)
+        self._require_answers(mechanism, answered, len(cohort))
         return total, sketch, loss
 
-    def _bounded(self, total: torch.Tensor, state: RegionState) -> torch.Tensor:
-        """Return what is noised: the sum of clipped gradients, or the clipped mean of all."""
-        if self._config.clipping == "example":
-            return total
-        mean = total.div_(self._expected_batch(state))
-        return mean.mul_(min(1.0, self._config.clip_norm / max(float(mean.norm()), 1e-12)))
+    def _gradient_request(
+        self, mechanism: GaussianSum, *, inner_step: float, **asked: Any
+    ) -> GradientRequest | DeltaRequest:
+        """Return what to ask devices: their examples' gradients, or what their steps change.
 
-    def _denominator(self, part: str, state: RegionState) -> float:
-        """Return what a noised part is divided by.
-
-        It is fixed: the realised count would be a second, unaccounted release.
+        Clip and rate are the mechanism's, so that no device is asked for anything but what is
+        accounted.
         """
-        is_mean = self._config.clipping == "region-mean" and part in {"update", "gradient"}
-        return 1.0 if is_mean else self._expected_batch(state)
+        config, unit = self._config, self._plan.unit
+        asked |= {
+            "clip_norm": unit.device_clip(mechanism.parts[0].clip),
+            "loss_cap": self._plan.update.part("loss").clip,
+            "sketch_seed": derive_seed(config.seed, "sketch"),
+        }
+        if not unit.as_one:
+            rate = mechanism.sampling.examples
+            return GradientRequest(**asked, sampling_rate=rate, inner_step=inner_step)
+        if inner_step:
+            raise PrivacyError("a device as one takes no step of each example's: set meta-order=1.")
+        return DeltaRequest(
+            **asked,
+            steps=config.client_steps,
+            learning_rate=config.client_lr,
+            optimiser=config.client_optimiser,
+        )
 
     # ----------------------------------------------------------------------------- common
-    def _ask(self, request: object, reply: type[R], lengths: dict[str, int]) -> Iterator[R]:
+    def _cohort(self, mechanism: GaussianSum, round_: int, *which: int) -> list[int]:
+        """Return the devices to ask for a release, drawn anew where the unit draws devices."""
+        purpose = ("cohort", mechanism.release, self._config.seed, round_, self._region, *which)
+        return mechanism.cohort(self._nodes, self._randomness(*purpose))
+
+    def _ask(
+        self, nodes: list[int], request: object, reply: type[R], lengths: dict[str, int]
+    ) -> Iterator[R]:
         return exchange(
             self._grid,
-            self._nodes,
+            nodes,
             request,
             reply,
             lengths,
@@ -422,25 +442,46 @@ class Coordinator:
         log.warning("region %s: %s", self._region, reason)
 
     def _release(
-        self, mechanism: GaussianSum, sums: dict[str, torch.Tensor], round_: int, *which: int
+        self,
+        mechanism: GaussianSum,
+        sums: dict[str, torch.Tensor],
+        batch: float,
+        round_: int,
+        *which: int,
     ) -> dict[str, torch.Tensor]:
+        """Charge, then noise; `batch` is what makes a mean of a sum, where a mean is clipped."""
         self._ledger.charge(mechanism.event(self._region, round_))
         purpose = (mechanism.release, self._config.seed, round_, self._region, *which)
         stream = self._randomness(*purpose)
-        return mechanism.noised(sums, stream)
+        return mechanism.noised(mechanism.gathered(sums, batch), stream)
+
+    def _released_means(
+        self,
+        mechanism: GaussianSum,
+        sums: dict[str, torch.Tensor],
+        state: RegionState,
+        round_: int,
+        *which: int,
+    ) -> dict[str, torch.Tensor]:
+        """Release sums and return them as means.
+
+        The divisor is fixed: the realised count would be a second, unaccounted release.
+        """
+        batch = self._expected_batch(mechanism, state)
+        noised = self._release(mechanism, sums, batch, round_, *which)
+        return {name: v.div_(mechanism.part(name).divisor(batch)) for name, v in noised.items()}
 
     def _spent(self) -> float:
         spent = self._ledger.epsilon(TRAIN)
         return spent if spent != float("inf") else -1.0
 
     def _noise_stds(self, state: RegionState) -> dict[str, float]:
-        return {
-            part.name: part.noise_std / self._denominator(part.name, state)
-            for part in self._plan.update.parts
-        }
+        batch = self._expected_batch(self._plan.update, state)
+        return {part.name: part.noise_std / part.divisor(batch) for part in self._plan.update.parts}
 
-    def _expected_batch(self, state: RegionState) -> float:
-        return self._config.sampling_rate * state.examples
+    def _expected_batch(self, mechanism: GaussianSum, state: RegionState) -> float:
+        """Return how many units a sample is expected to have."""
+        return mechanism.rate * self._plan.unit.population(state.examples, self._devices)
 
     def _state_before(self, request: RegionTrain | RegionPersonalise) -> RegionState:
         """Return the state that a round starts from, releasing the region's size if it is new."""
@@ -455,31 +496,46 @@ class Coordinator:
         return self._states.load(request.round - 1) or self._first_state(request)
 
     def _first_state(self, request: RegionTrain | RegionPersonalise) -> RegionState:
-        """Release the region's size, and its labels where they are needed, once."""
-        labels = self._plan.labels
-        sums = {"size": torch.zeros(1)}
-        if labels:
-            sums["labels"] = torch.zeros(labels)
-        answered = 0
-        asked = ProfileRequest(layout=request.layout, labels=labels)
-        for reply in self._ask(asked, ProfileReply, {"labels": labels}):
-            sums["size"] += reply.examples
-            if labels:
-                sums["labels"] += torch.tensor(reply.histogram)
-            answered += 1
-        self._require_answers(answered)
-        released = self._release(self._plan.size, sums, 0)
+        """Return the state before round 1: with the region's size, as declared or as released."""
+        sizes = self._sizes(request.layout) if self._plan.sizes else {}
+        declared = float(self._devices * self._config.examples_per_client)
         state = RegionState(
             round=0,
             direction=torch.zeros_like(request.theta),
             rho=1.0,
             alpha=1.0,
-            examples=float(released["size"]),
-            histogram=[float(v) for v in released.get("labels", ())],
+            examples=float(sizes["size"]) if sizes else declared,
+            histogram=[float(v) for v in sizes.get("labels", ())],
         )
         self._states.save(state)
         return state
 
-    def _require_answers(self, answered: int) -> None:
-        if not answered:
-            raise RunError(f"region {self._region}: none of its devices answered.")
+    def _sizes(self, layout: str) -> dict[str, torch.Tensor]:
+        """Release the region's size, and its labels where they are needed, once."""
+        mechanism, labels = self._plan.size, self._plan.labels
+        sums = {"size": torch.zeros(1)}
+        if labels:
+            sums["labels"] = torch.zeros(labels)
+        answered = 0
+        most = int(mechanism.part("size").clip) if self._plan.unit.as_one else 0
+        asked = ProfileRequest(layout=layout, labels=labels, most=most)
+        for reply in self._ask(self._nodes, asked, ProfileReply, {"labels": labels}):
+            sums["size"] += reply.examples
+            if labels:
+                sums["labels"] += torch.tensor(reply.histogram)
+            answered += 1
+        self._require_answers(mechanism, answered, len(self._nodes))
+        return self._release(mechanism, sums, 1.0, 0)
+
+    def _require_answers(self, mechanism: GaussianSum, answered: int, asked: int) -> None:
+        """Refuse to go on without any answer; but a drawn cohort may be empty, or silent.
+
+        Whether anybody was drawn, or who of them failed, must not be told: then zero is released,
+        noised and charged like any other sum.
+        """
+        if answered:
+            return
+        if mechanism.sampling.devices < 1.0:
+            log.warning("region %s: none of %d drawn devices answered", self._region, asked)
+            return
+        raise RunError(f"region {self._region}: none of its devices answered.")

@@ -57,8 +57,11 @@ def exchange(
 
     The fixed order makes a sum independent of who answered first; a grid that yields replies in
     that order has only one of them in memory. Each node gets records of its own (they share
-    the immutable arrays), and of several replies from one node only the first counts.
+    the immutable arrays), and of several replies from one node only the first counts. No node
+    is no message: an empty cohort is an empty sum.
     """
+    if not nodes:
+        return
     records = encode(request)
     messages = [
         Message(

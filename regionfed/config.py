@@ -11,6 +11,7 @@ from dataclasses import MISSING, Field, asdict, dataclass, field, fields
 from typing import Any
 
 from regionfed.errors import ConfigurationError
+from regionfed.privacy.units import UNITS
 from regionfed.registry import nearest
 
 Value = bool | int | float | str
@@ -32,11 +33,49 @@ PROFILES: dict[str, dict[str, Value]] = {
         "rho_search": "published",
         "rho_high": 1.0,
         "rho_evaluations": 7,
-        "clipping": "region-mean",
+        "unit": "example-in-mean",
         "clip_norm": 1.0,
         "noise_multiplier": 4.0,
         "sampling_rate": 0.1,
         "user_steps": 0,
+    },
+}
+
+
+# As a profile, for one public job each; the data lie where `data-path` says. Models start from
+# random weights where no pretrained one is shipped, hence Adam and other steps.
+_FROM_SCRATCH: dict[str, Value] = {
+    "trainable": "",
+    "server_optimiser": "adam",
+    "server_lr": 3e-3,
+    "residual_step": 3.0,
+    "clip_norm": 1.0,
+    "user_steps": 0,
+}
+BENCHMARKS: dict[str, dict[str, Value]] = {
+    "": {},
+    "esci": {"dataset": "esci"},
+    "esci-roberta": {
+        **_FROM_SCRATCH,
+        "dataset": "esci",
+        "task": "labels",
+        "model": "roberta:tiny",
+    },
+    "reviews": {
+        **_FROM_SCRATCH,
+        "dataset": "reviews",
+        "regions": 5,
+        "task": "labels",
+        "model": "roberta:tiny",
+        "max_length": 64,
+    },
+    "femnist": {**_FROM_SCRATCH, "dataset": "femnist", "task": "image", "model": "cnn:small"},
+    "unipen": {
+        **_FROM_SCRATCH,
+        "dataset": "unipen",
+        "regions": 10,
+        "task": "image",
+        "model": "cnn:small",
     },
 }
 
@@ -86,6 +125,12 @@ class Config:
         "replaces every setting that has its practical default, any other value stays",
         choices=tuple(PROFILES),
     )
+    benchmark: str = setting(
+        "",
+        "a public job as a set of defaults, used as a profile's: 'esci', 'esci-roberta', "
+        "'reviews', 'femnist', 'unipen'; '' = none",
+        choices=tuple(BENCHMARKS),
+    )
     seed: int = setting(0, "seed of data, sampling and initialisation (never of noise)", low=0)
     rounds: int = setting(25, "training rounds", low=1, high=100_000)
     run_dir: str = setting("runs", "folder of the runs; relative to the project")
@@ -106,21 +151,55 @@ class Config:
     )
 
     # Data and model
-    dataset: str = setting("retail", "'retail' (generated), 'esci', or 'package.module:loader'")
-    data_path: str = setting("", "folder of the dataset's files, for datasets read from disk")
+    dataset: str = setting(
+        "retail",
+        "'retail' (generated), 'esci', 'reviews', 'femnist', 'unipen', 'files' (your own), or "
+        "'package.module:loader'",
+    )
+    data_path: str = setting(
+        "",
+        "folder or file of the dataset, for those read from disk; empty = what the environment "
+        "variable REGIONFED_DATA says",
+    )
+    columns: str = setting(
+        "",
+        "dataset='files': which column holds what, as 'source=query target=label region=country'; "
+        "also client, task and group",
+    )
     regions: int = setting(8, "number of regions", low=1, high=10_000)
     clients_per_region: int = setting(10, "devices per region", low=1, high=1_000_000)
     examples_per_client: int = setting(600, "training examples per device", low=1)
     dirichlet_alpha: float = setting(
         0.3, "label skew over devices; small is skewed", low=0.0, open_low=True, high=1e6
     )
-    task: str = setting("text-to-text", "'text-to-text', or 'package.module:make_task'")
-    model: str = setting("retail-t5", "'retail-t5' (shipped), or a local Hugging Face folder")
+    task: str = setting(
+        "text-to-text",
+        "'text-to-text' (T5), 'labels' (RoBERTa), 'image' (CNN), or 'package.module:make_task'",
+    )
+    model: str = setting(
+        "retail-t5",
+        "'retail-t5' (shipped), a local Hugging Face folder, a name on the hub, or random weights "
+        "as 't5:small', 'roberta:base', 'cnn:leaf'",
+    )
     # Noise grows with what is trained. What a word means is stored early in the encoder and in
     # feed-forward layers (Geva et al. 2021): these learn most under noise.
     trainable: str = setting(
         "^(encoder.block.0|decoder.*DenseReluDense)",
         "regular expression of parameter names to train; empty = all",
+    )
+    lora_rank: int = setting(
+        0, "rank of LoRA adapters on the linear layers in 'trainable'; 0 = train in full", low=0
+    )
+    precision: str = setting(
+        "fp32", "numbers that the model computes with", choices=("fp32", "bf16", "fp16")
+    )
+    device: str = setting(
+        "auto", "'auto' (CUDA where there is any)", choices=("auto", "cpu", "cuda")
+    )
+    max_length: int = setting(
+        0,
+        "tokens of a text that the model reads; 0 = the task's own (32, or 128 for labels)",
+        low=0,
     )
     client_app: str = setting("client_app.app:app", "ClientApp that answers the contract")
     microbatch: int = setting(96, "examples per vectorised gradient pass", low=1)
@@ -137,6 +216,15 @@ class Config:
         low=0.0,
         high=1.0,
         open_high=True,
+    )
+
+    # A device's own steps, where the unit is the client
+    client_steps: int = setting(8, "unit client: steps of a device in a round", low=1, high=10_000)
+    client_lr: float = setting(
+        1e-3, "unit client: size of a device's step", low=0.0, open_low=True, high=1e3
+    )
+    client_optimiser: str = setting(
+        "adamw", "unit client: how a device steps", choices=("adamw", "sgd")
     )
 
     # Personalisation
@@ -211,7 +299,12 @@ class Config:
     privacy_mode: str = setting(
         "dp", "'dp', or 'none' (no noise at all; the report says so)", choices=("dp", "none")
     )
-    unit: str = setting("example", "what one unit of privacy protects", choices=("example",))
+    unit: str = setting(
+        "example",
+        "what one unit of privacy is: an 'example', a 'client' (a device with all it has), a "
+        "'region', or an 'example-in-mean' (as published: the region's mean is clipped)",
+        choices=tuple(UNITS),
+    )
     target_epsilon: float = setting(
         4.0, "epsilon that the whole run may reach", low=0.0, open_low=True, high=1e3
     )
@@ -225,12 +318,11 @@ class Config:
         1e-5, "delta of the guarantee", low=0.0, open_low=True, high=1.0, open_high=True
     )
     sampling_rate: float = setting(
-        0.15, "chance of each example to be in a round", low=0.0, open_low=True, high=1.0
-    )
-    clipping: str = setting(
-        "example",
-        "what is clipped: each 'example', or the 'region-mean' (as published)",
-        choices=("example", "region-mean"),
+        0.15,
+        "chance of each example (unit client: of each device) to be in a round",
+        low=0.0,
+        open_low=True,
+        high=1.0,
     )
     clip_norm: float = setting(
         0.5, "L2 bound C of what is clipped", low=0.0, open_low=True, high=1e6
@@ -286,6 +378,7 @@ class Config:
             nearest known one.
         """
         known = {key_of(f): f for f in fields(cls)}
+        run_config = _with_new_names(run_config)
         for key in run_config:
             if key not in known:
                 raise ConfigurationError(f"unknown setting '{key}'{nearest(key, list(known))}")
@@ -293,7 +386,11 @@ class Config:
             known[k].name: _validated(k, known[k], v) for k, v in run_config.items()
         }
         defaults = {f.name: f.default for f in fields(cls)}
-        for name, value in PROFILES[values.get("profile", cls.profile)].items():
+        preset = {
+            **BENCHMARKS[values.get("benchmark", cls.benchmark)],
+            **PROFILES[values.get("profile", cls.profile)],
+        }
+        for name, value in preset.items():
             if values.get(name, defaults[name]) == defaults[name]:
                 values[name] = value
         config = cls(**values)
@@ -301,15 +398,20 @@ class Config:
         return config
 
     def _check_combinations(self) -> None:
+        if self.precision == "fp16":
+            raise ConfigurationError(
+                "precision='fp16': activations of T5 go beyond its largest number, 65504, and "
+                "gradients of single examples below its smallest. Set 'bf16' or 'fp32'."
+            )
         if self.min_regions > self.regions:
             raise ConfigurationError(
                 f"min-regions={self.min_regions} exceeds regions={self.regions}; lower it."
             )
-        if self.clipping == "region-mean" and self.conflict == "sketch":
-            # A sketch is bounded example by example; the mean's clip bounds none.
+        unit = UNITS[self.unit]
+        if self.conflict == "sketch" and not unit.sketches:
             raise ConfigurationError(
-                "clipping='region-mean' bounds no example, so that no sketch can be released: "
-                "set conflict='raw' or 'debiased'."
+                f"unit='{self.unit}' bounds no example, so that no sketch can be released: "
+                f"set conflict='raw' or 'debiased'."
             )
         if self.noise_multiplier > 0.0 and self.target_epsilon != type(self).target_epsilon:
             raise ConfigurationError(
@@ -317,11 +419,16 @@ class Config:
                 f"target-epsilon={self.target_epsilon:g} cannot: give one of them (profile='paper' "
                 f"sets the multiplier)."
             )
-        if self.clipping == "region-mean" and self.user_steps:
-            # A user's clipped gradients and the clip of a region's mean are not comparable.
+        if self.user_steps and not unit.weighs_users:
+            # A user's clipped gradients are comparable with a mean of such, and nothing else.
             raise ConfigurationError(
-                "clipping='region-mean' leaves nothing to weigh a user's model against: "
-                "set user-steps=0."
+                f"unit='{self.unit}' leaves nothing to weigh a user's model against: "
+                f"set user-steps=0."
+            )
+        if unit.as_one and self.meta_order == 2:
+            raise ConfigurationError(
+                f"meta-order=2 goes through each example's own step, which unit='{self.unit}' does "
+                f"not take: set meta-order=1."
             )
         if self.privacy_mode == "none" and self.evaluation_privacy == "noised":
             # Without privacy nothing is noised; say it in the record rather than pretend.
@@ -339,6 +446,22 @@ class Config:
         """Return the flat run configuration: `from_run_config` of it gives an equal object."""
         names = {f.name: key_of(f) for f in fields(self)}
         return {names[name]: value for name, value in asdict(self).items()}
+
+
+# Settings of earlier versions, so that their runs can still be resumed.
+_RENAMED: Mapping[tuple[str, object], Mapping[str, object]] = {
+    ("clipping", "example"): {},
+    ("clipping", "region-mean"): {"unit": "example-in-mean"},
+}
+
+
+def _with_new_names(run_config: Mapping[str, object]) -> dict[str, object]:
+    found = dict(run_config)
+    for key, value in run_config.items():
+        if isinstance(value, str) and (key, value) in _RENAMED:
+            del found[key]
+            found |= _RENAMED[key, value]
+    return found
 
 
 def key_of(setting_field: "Field[Any]") -> str:

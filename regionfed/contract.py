@@ -20,10 +20,7 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from regionfed.errors import ContractError
 from regionfed.vector import from_arrays, to_arrays
 
-VERSION = 1
-
-# Stands for a clip norm where devices shall not clip; a message carries no infinity.
-UNCLIPPED = 1e30
+VERSION = 2
 
 M = TypeVar("M")
 
@@ -67,8 +64,9 @@ class RegionUpdate:
 
     `update`, `sketch` and `loss` are one joint release of one Poisson sample, already divided by
     the expected batch. `examples` and `histogram` (of labels; empty where nothing needs it) were
-    one joint release, noised, when the run began. The noise levels and `epsilon` (-1 where privacy
-    is off) depend on no data. How many devices answered, or were refused, is not told.
+    one joint release, noised, when the run began; or the former is what was declared. The noise
+    levels and `epsilon` (-1 where privacy is off) depend on no data. How many devices answered, or
+    were refused, is not told.
     (An error that ends a region's round may say how many of its declared devices have joined.)
     """
 
@@ -152,11 +150,36 @@ class GradientRequest:
 
 
 @dataclass(frozen=True)
+class DeltaRequest:
+    """Coordinator to device: what K steps on all your examples change, clipped as a whole.
+
+    Only devices that were drawn are asked. `optimiser` is ``"adamw"`` or ``"sgd"``.
+    """
+
+    NAME: ClassVar[str] = "train.delta"
+
+    round: int
+    layout: str
+    clip_norm: float
+    loss_cap: float
+    sketch_seed: int
+    sketch_size: int
+    steps: int
+    learning_rate: float
+    optimiser: str
+    point: Model
+    query: int = 0
+
+
+@dataclass(frozen=True)
 class GradientReply:
     """Device to coordinator; never leaves the region.
 
     `total` is the sum over the sample of gradients clipped to C, `sketch` the sum of their
     sketches clipped to C, `loss` the sum of losses clipped to the cap.
+
+    To a `DeltaRequest`: start minus end of the steps, clipped to C (it points uphill, like a
+    gradient), its sketch clipped to C, and the mean loss at the start, clipped to the cap.
     """
 
     total: Model
@@ -196,6 +219,7 @@ class LossRequest:
     """Coordinator to device: losses along a line, for the search of rho.
 
     The points are ``base + t * direction`` for each t in `steps`; the reply is relative to t = 0.
+    It is the sum over the sample, or with `as_one` the mean, clipped as a whole.
     """
 
     NAME: ClassVar[str] = "evaluate.loss"
@@ -207,11 +231,15 @@ class LossRequest:
     steps: list[float]
     base: Model
     direction: Model
+    as_one: bool = False
 
 
 @dataclass(frozen=True)
 class LossReply:
-    """Device to coordinator: summed loss differences, each example's clipped to an L2 norm."""
+    """Device to coordinator: summed loss differences, each example's clipped to an L2 norm.
+
+    With `as_one` their mean over the device's examples, clipped to that norm.
+    """
 
     differences: Differences
 
@@ -221,7 +249,8 @@ class ScoreRequest:
     """Coordinator to device: score these two models on the held-out examples.
 
     With `with_user` the user's own model too; a device refuses that unless its own settings say
-    that it is of a panel that consented.
+    that it is of a panel that consented. With `as_one` the reply is the mean over the
+    device's held-out examples.
     """
 
     NAME: ClassVar[str] = "evaluate.metrics"
@@ -231,6 +260,7 @@ class ScoreRequest:
     with_user: bool
     theta: Model
     personalised: Model
+    as_one: bool = False
 
 
 @dataclass(frozen=True)
@@ -245,12 +275,16 @@ class ScoreReply:
 
 @dataclass(frozen=True)
 class ProfileRequest:
-    """Coordinator to device: say how many examples you hold, and of which labels if asked."""
+    """Coordinator to device: say how many examples you hold, and of which labels if asked.
+
+    The device counts for `most` examples at most, in all its labels together too; 0 is no bound.
+    """
 
     NAME: ClassVar[str] = "query.profile"
 
     layout: str
     labels: int = 0
+    most: int = 0
 
 
 @dataclass(frozen=True)
@@ -269,6 +303,7 @@ EXCHANGES: tuple[tuple[str, type, type], ...] = (
     ("server -> region", RegionTrain, RegionUpdate),
     ("server -> region", RegionPersonalise, RegionScores),
     ("region -> device", GradientRequest, GradientReply),
+    ("region -> device", DeltaRequest, GradientReply),
     ("region -> device", AdaptRequest, AdaptReply),
     ("region -> device", LossRequest, LossReply),
     ("region -> device", ScoreRequest, ScoreReply),

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import torch
 
-from client_app.app import dataset_of
 from client_app.datasets.dataset import labels_of
+from client_app.datasets.load import dataset_of
 from client_app.task import TASKS
 from regionfed.config import Config
 from regionfed.errors import ConfigurationError

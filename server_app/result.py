@@ -2,13 +2,13 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from client_app.app import dataset_of
+from client_app.datasets.load import dataset_of
 from client_app.task import TASKS, Task
 from region_app.state import RegionState, StateFolder
 from regionfed.config import Config
@@ -141,7 +141,7 @@ class RunResult:
         RunError
             If the model that the run names has another shape now.
         """
-        task = TASKS.load(self.config.task)(self.config)
+        task = TASKS.load(self.config.task)(replace(self.config, device="cpu"))
         layout = Layout.of(task.module)
         if layout.size != self.theta.numel():
             raise RunError(

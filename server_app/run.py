@@ -11,7 +11,7 @@ from flwr.serverapp import Grid
 
 from regionfed.config import Config
 from regionfed.errors import RunStoppedError
-from regionfed.privacy.plan import TRAIN, predicted_noise, region_epsilon
+from regionfed.privacy.plan import TRAIN, PrivacyPlan, predicted_noise, region_epsilon
 from regionfed.privacy.planner import DROWNED
 from regionfed.records import RoundRecord, Status, Summary
 from regionfed.vector import to_arrays
@@ -229,7 +229,8 @@ def _opening(config: Config, federation: Federation, resume: ServerState | None)
     privacy = (
         "NO PRIVACY (privacy-mode='none')"
         if config.privacy_mode == "none"
-        else f"epsilon <= {federation.plan.budgets[TRAIN]:.3g} per {config.unit}, "
+        else f"epsilon <= {federation.plan.budgets[TRAIN]:.3g} per "
+        f"{federation.plan.unit.protects}, "
         f"noise multiplier {federation.plan.update.noise_multiplier:.3f}"
     )
     return (
@@ -245,7 +246,8 @@ def warnings(config: Config, federation: Federation) -> list[str]:
         return []
     said = []
     plan = federation.plan
-    if config.clipping == "region-mean":
+    clips_mean = plan.update.part("update").of_mean
+    if clips_mean and not plan.unit.declared:
         whole = region_epsilon(config, plan, config.rounds)
         said.append(
             f"epsilon per region, of its updates and gradients alone: {whole.emptied:.3g} (data "
@@ -254,7 +256,11 @@ def warnings(config: Config, federation: Federation) -> list[str]:
     regions = len(federation.regions)
     devices = sum(federation.devices.values())
     noise = predicted_noise(
-        config, plan, regions=regions, examples=devices * config.examples_per_client / regions
+        config,
+        plan,
+        regions=regions,
+        examples=devices * config.examples_per_client / regions,
+        devices=devices // regions,
     )
     if config.noise_limit < _SLOW * noise:
         said.append(
@@ -268,10 +274,22 @@ def warnings(config: Config, federation: Federation) -> list[str]:
             f"WARNING: noise will drown the signal: a standard deviation of {remaining:.3g} "
             f"on each weight of the global model; beyond {DROWNED:g} models have collapsed."
         )
-    if config.clipping == "region-mean":
-        ratio = plan.update.parts[0].noise_std / config.clip_norm * federation.layout.size**0.5
+    ratio = _noise_over_signal(plan, devices // regions, federation.layout.size)
+    if clips_mean or (plan.unit.as_one and ratio > 1.0):
         said.append(
             f"WARNING: an update of norm {config.clip_norm:g} at most gets noise of norm "
             f"{ratio * config.clip_norm:.0f}: {ratio:.0f} times the signal."
         )
     return said
+
+
+def _noise_over_signal(plan: PrivacyPlan, devices: int, parameters: int) -> float:
+    """Return the norm of the noise on a region's update over C, the most that its signal has.
+
+    For what is divided by nothing or by devices: of examples, whose number is not known, it is
+    the noise on their sum.
+    """
+    update = plan.update.part("update")
+    batch = plan.update.rate * plan.unit.population(1.0, devices)
+    ratio: float = update.noise / update.divisor(batch) * parameters**0.5
+    return ratio

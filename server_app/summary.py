@@ -8,17 +8,17 @@ from typing import Any, Literal, cast
 
 import regionfed
 from regionfed.config import Config
-from regionfed.privacy.accountant import ACCOUNTANT, NEIGHBOURING, count_releases, epsilon
+from regionfed.privacy.accountant import ACCOUNTANT
 from regionfed.privacy.mechanism import GaussianSum
 from regionfed.privacy.plan import (
     HELD_OUT,
     TRAIN,
     PrivacyPlan,
-    evaluates,
-    personalises,
+    other_epsilons,
     region_epsilon,
     score_columns,
-    searches_rho,
+    spent_on,
+    uses,
 )
 from regionfed.records import (
     EvaluationSummary,
@@ -134,12 +134,13 @@ def _privacy(config: Config, plan: PrivacyPlan, rounds: int, spent: float) -> Pr
             mode="none",
             clip_norm=config.clip_norm,
             noise_multiplier=0.0,
-            unit=config.unit,
+            unit=plan.unit.protects,
             statement="Privacy was switched off: updates left the regions without noise.",
         )
-    units = {"example": spent}
+    unit = plan.unit
+    units = {unit.protects: spent, **other_epsilons(config, plan, rounds)}
     whole = ""
-    if config.clipping == "region-mean":
+    if plan.query.part("gradient").of_mean and not unit.declared:
         region = region_epsilon(config, plan, rounds)
         units |= {"region emptied": region.emptied, "region replaced": region.replaced}
         whole = (
@@ -148,22 +149,32 @@ def _privacy(config: Config, plan: PrivacyPlan, rounds: int, spent: float) -> Pr
             f"{_up(region.replaced)} for which data it has; that it takes part is known; loss, "
             f"size and votes promise a region nothing."
         )
-    sampling = f"Poisson, rate {config.sampling_rate:g} of the examples in each round"
+    elif len(units) > 1:
+        whole = (
+            " By the same releases: "
+            + ", ".join(
+                f"epsilon {_up(value)} for {'one' if name == 'example' else 'a'} {name}"
+                for name, value in units.items()
+                if name != unit.protects
+            )
+            + "."
+        )
+    sampling = unit.sampling_words(config.sampling_rate)
     return PrivacySummary(
         mode=config.privacy_mode,
         epsilon=spent,
         delta=config.delta,
-        unit=config.unit,
+        unit=unit.protects,
         sampling=sampling,
-        neighbouring=NEIGHBOURING,
+        neighbouring=unit.neighbouring,
         accountant=ACCOUNTANT,
         noise_multiplier=plan.update.noise_multiplier,
         clip_norm=config.clip_norm,
         events=_events(config, plan, rounds),
         statement=(
-            f"({_up(spent)}, {config.delta:g})-DP for each training example against everyone "
-            f"outside of its region's coordinator; {NEIGHBOURING}; {sampling}; accountant "
-            f"{ACCOUNTANT}.{whole}{_panel_exception(config)}"
+            f"({_up(spent)}, {config.delta:g})-DP for {unit.whom} against everyone "
+            f"outside of its region's coordinator; {unit.neighbouring}; {sampling}; accountant "
+            f"{ACCOUNTANT}.{whole}{_panel_exception(config, plan)}"
         ),
         target_epsilon=plan.budgets[TRAIN],
         noise_seeded=config.noise_seed >= 0,
@@ -186,7 +197,12 @@ def _up(epsilon_: float) -> str:
     return f"{math.ceil(1000.0 * epsilon_ - 1e-9) / 1000.0:.3f}"
 
 
-def _panel_exception(config: Config) -> str:
+def _panel_exception(config: Config, plan: PrivacyPlan) -> str:
+    if plan.unit.holds_both and config.evaluation_privacy == "panel":
+        return (
+            f" Not covered: exact scores on held-out examples of a consenting panel, which belong "
+            f"to a {plan.unit.protects} too."
+        )
     if score_columns(config, config.rounds) == 3:
         return ""
     return (
@@ -197,24 +213,15 @@ def _panel_exception(config: Config) -> str:
 
 def _events(config: Config, plan: PrivacyPlan, rounds: int) -> list[dict[str, object]]:
     """Say what each region has released so far; its ledger holds every single event."""
-    done = range(1, rounds + 1)
-    votes = sum(plan.votes and searches_rho(config, r, anew=plan.anew) for r in done)
-    uses = (
-        (plan.size, 1 if rounds else 0, "server"),
-        (plan.update, rounds, "server"),
-        (plan.vote, votes, "coordinator"),
-        # What a region asks for depends on its way; this is the most that any did.
-        (plan.query, plan.queries * sum(personalises(config, r) for r in done), "coordinator"),
-        (plan.scores, sum(evaluates(config, r) for r in done), "server"),
-    )
-    return [_event_row(mechanism, count, to) for mechanism, count, to in uses if count]
+    return [_event_row(m, count) for m, count in uses(config, plan, rounds) if count]
 
 
-def _event_row(mechanism: GaussianSum, count: int, to: str) -> dict[str, object]:
+def _event_row(mechanism: GaussianSum, count: int) -> dict[str, object]:
+    inside = {"vote", "gradient"} & {part.name for part in mechanism.parts}
     return {
         "release": mechanism.release,
         "by": "each region's coordinator",
-        "to": to,
+        "to": "coordinator" if inside else "server",
         "count": count,
         "noise multiplier": mechanism.noise_multiplier,
         "sampling rate": mechanism.sampling_rate,
@@ -233,12 +240,19 @@ def _evaluation(config: Config, plan: PrivacyPlan, rounds: int) -> EvaluationSum
             "off": "No score left a region.",
         }
         return EvaluationSummary(release, statement=statements[release] + users)
-    count = sum(evaluates(config, r) for r in range(1, rounds + 1))
     mechanism = plan.scores
-    releases = [(mechanism.noise_multiplier, mechanism.sampling_rate)] * count
+    if plan.unit.holds_both:
+        return EvaluationSummary(
+            release,
+            statement=(
+                f"Sums over held-out examples were noised (noise multiplier "
+                f"{mechanism.noise_multiplier:.3g}). They are of the same {plan.unit.protects}s "
+                f"that are trained on, so that the epsilon above has them in it.{users}"
+            ),
+        )
     return EvaluationSummary(
         release,
-        epsilon=epsilon(count_releases(releases), config.delta),
+        epsilon=spent_on(HELD_OUT, uses(config, plan, rounds), config.delta),
         delta=config.delta,
         statement=(
             f"Sums over held-out examples were noised (noise multiplier "

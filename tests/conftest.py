@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from flwr.app import ArrayRecord, Context, Message, RecordDict
@@ -17,10 +18,20 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
 from tokenizers.processors import TemplateProcessing
 from torch import nn
-from transformers import PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
+from transformers import (
+    PreTrainedTokenizerFast,
+    RobertaConfig,
+    RobertaForTokenClassification,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 
 from client_app.datasets.dataset import Example
+from client_app.datasets.spaces import Space
+from client_app.models import byte_tokenizer
 from client_app.task import Batch, Tensors
+from client_app.tasks.image import SIDE, Image, as_source, network
+from client_app.tasks.labels import LabelText, labels_of_all
 from client_app.tasks.text_to_text import TextToText
 from region_app.coordinator import Coordinator
 from region_app.uplink import make_uplink
@@ -28,6 +39,7 @@ from regionfed.config import Config
 from regionfed.contract import (
     AdaptReply,
     AdaptRequest,
+    DeltaRequest,
     GradientReply,
     GradientRequest,
     LossReply,
@@ -96,6 +108,76 @@ def tiny_t5(seed: int = 0) -> T5ForConditionalGeneration:
 def t5() -> TextToText:
     """The tiny T5 as a task."""
     return TextToText(tiny_t5(), tiny_tokenizer())
+
+
+# ------------------------------------------------------------------ a tiny model of each family
+SPACES = {
+    "intent": Space("class", ("shoes", "grocery", "car")),
+    "entities": Space("tags", ("other", "brand", "size", "unit")),
+    "spelling": Space("text"),
+}
+
+QUERIES = [
+    Example("intent", "red shoes", "shoes", "a"),
+    Example("intent", "a b", "grocery", "b"),
+    Example("entities", "20 l tank for car", "size unit other other other", "c"),
+    Example("spelling", "umbrela", "umbrella", "d"),
+    Example("spelling", "t", "tea", "e"),
+]
+
+
+def tiny_roberta(seed: int = 0, spaces: dict[str, Space] | None = None) -> LabelText:
+    """Return a RoBERTa of a few thousand random weights, of bytes, as a task."""
+    spaces = spaces or SPACES
+    labels = labels_of_all(spaces)
+    tokenizer = byte_tokenizer()
+    config = RobertaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=24,
+        max_position_embeddings=66,
+        num_labels=len(labels),
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    config._attn_implementation = "eager"
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        module = RobertaForTokenClassification(config)
+        # Fresh weights of RoBERTa are so small that gradients drown in rounding.
+        for parameter in module.parameters():
+            if parameter.dim() > 1:
+                torch.nn.init.normal_(parameter, std=0.3)
+        return LabelText(module, tokenizer, spaces, 64)
+
+
+def tiny_images(n: int = 6, seed: int = 0) -> list[Example]:
+    """Return random images with labels 0 to 2."""
+    rng = np.random.default_rng(seed)
+    images = rng.integers(0, 256, (n, SIDE, SIDE), dtype=np.uint8)
+    return [Example("digit", as_source(i), str(k % 3), f"g{k}") for k, i in enumerate(images)]
+
+
+def tiny_cnn(seed: int = 0) -> Image:
+    """Return the LEAF network with few channels as a task."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        module = network((4, 4), 8, 3)
+    return Image(module, "digit", Space("class", ("0", "1", "2")))
+
+
+def t5_task(seed: int = 0) -> TextToText:
+    """Return the tiny T5 as a task."""
+    return TextToText(tiny_t5(seed), tiny_tokenizer())
+
+
+FAMILIES: dict[str, tuple[Callable[[int], Any], list[Example]]] = {
+    "t5": (t5_task, QUERIES),
+    "roberta": (tiny_roberta, QUERIES),
+    "cnn": (tiny_cnn, tiny_images()),
+}
+"""A task of each family by a seed, and examples for it."""
 
 
 @pytest.fixture(scope="session")
@@ -247,6 +329,10 @@ class Script:
         def gradient(message: Message, context: Context) -> Message:
             request = decode(GradientRequest, message.content, {})
             return answered(message, request, self.gradient)
+
+        @app.train("delta")
+        def delta(message: Message, context: Context) -> Message:
+            return answered(message, decode(DeltaRequest, message.content, {}), self.gradient)
 
         @app.train("adapt")
         def adapt(message: Message, context: Context) -> Message:

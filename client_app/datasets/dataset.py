@@ -10,14 +10,15 @@ from regionfed.registry import Registry
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One text-to-text example.
+    """One example.
 
     Attributes
     ----------
     task : str
         Name of the task, for instance ``"intent"``; it scores the example.
     source, target : str
-        Input (without a task prefix) and expected output.
+        Input (without a task prefix) and expected output. An image is the base64 text of its
+        pixels, a byte each, row by row (`client_app.tasks.image`).
     group : str
         Queries of one kind share a group; a group is never on both sides of a split.
     """
@@ -51,6 +52,8 @@ class DataConfig:
         Concentration of the labels over the devices; small is skewed.
     seed : int
         Everything that is drawn is drawn from this seed.
+    columns : str
+        Which column of a file holds what, for datasets of the user's own files.
     """
 
     path: Path | None = None
@@ -59,6 +62,7 @@ class DataConfig:
     examples_per_client: int = 600
     dirichlet: float = 0.3
     seed: int = 0
+    columns: str = ""
 
 
 class FederatedDataset(Protocol):
@@ -120,5 +124,9 @@ DATASETS: Registry[Loader] = Registry(
     {
         "retail": "client_app.datasets.retail:load",
         "esci": "client_app.datasets.esci:load",
+        "reviews": "client_app.datasets.reviews:load",
+        "femnist": "client_app.datasets.characters:load_femnist",
+        "unipen": "client_app.datasets.characters:load_unipen",
+        "files": "client_app.datasets.files:load",
     },
 )

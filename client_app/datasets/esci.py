@@ -31,7 +31,7 @@ import json
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, zip_longest
 from pathlib import Path
@@ -41,11 +41,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from client_app.datasets.dataset import ClientData, DataConfig, Example
-from client_app.datasets.partition import Indices, dirichlet_partition, split_by_group
+from client_app.datasets.partition import Indices, split_by_group
+from client_app.datasets.shared import (
+    HELD_OUT,
+    SharedDataset,
+    check_shape,
+    purpose_rng,
+    skewed,
+)
+from client_app.datasets.spaces import Space
+from client_app.datasets.table import read_text
 from regionfed.errors import DataError
-from regionfed.randomness import derive_seed
 
-HELD_OUT = 0.18
 MAX_WORDS = 12
 OTHER = "other"
 
@@ -73,40 +80,7 @@ class Row:
     kind: str
 
 
-@dataclass(frozen=True)
-class EsciDataset:
-    """The shared-out examples; see `client_app.datasets.dataset.FederatedDataset`."""
-
-    regions: tuple[str, ...]
-    tasks: tuple[str, ...]
-    devices: tuple[tuple[ClientData, ...], ...]
-
-    def clients(self, region: str) -> int:
-        """Return the number of devices of a region."""
-        return len(self._of(region))
-
-    def client(self, region: str, index: int) -> ClientData:
-        """Return the examples of one device.
-
-        Raises
-        ------
-        DataError
-            If there is no such region or device.
-        """
-        devices = self._of(region)
-        if not 0 <= index < len(devices):
-            raise DataError(
-                f"region '{region}' has no device {index}; its devices are 0 to {len(devices) - 1}."
-            )
-        return devices[index]
-
-    def _of(self, region: str) -> tuple[ClientData, ...]:
-        if region not in self.regions:
-            raise DataError(f"unknown region '{region}'; there are {', '.join(self.regions)}.")
-        return self.devices[self.regions.index(region)]
-
-
-def load(config: DataConfig) -> EsciDataset:
+def load(config: DataConfig) -> SharedDataset:
     """Read the three tasks from a folder and share them out.
 
     Parameters
@@ -118,7 +92,7 @@ def load(config: DataConfig) -> EsciDataset:
 
     Returns
     -------
-    EsciDataset
+    SharedDataset
         Regions are named R1, R2, ...; about 18% of the queries are held out.
 
     Raises
@@ -127,9 +101,7 @@ def load(config: DataConfig) -> EsciDataset:
         If a file is missing or malformed (naming the line), or a number in `config` is
         out of range.
     """
-    for name in ("regions", "clients_per_region", "examples_per_client"):
-        if (value := getattr(config, name)) < 1:
-            raise DataError(f"{name} is {value}; use at least 1.")
+    check_shape(config)
     rows = {task: _read(config.path, *source) for task, source in SOURCES.items()}
     kin = _kin((query_key(row.source), query_key(row.target)) for row in rows["spelling"])
     shared = [_share_out(task, rows[task], kin, config) for task in rows]
@@ -140,7 +112,18 @@ def load(config: DataConfig) -> EsciDataset:
         )
         for region, of_region in enumerate(zip(*shared, strict=True))
     )
-    return EsciDataset(tuple(f"R{n + 1}" for n in range(config.regions)), tuple(rows), devices)
+    names = tuple(f"R{n + 1}" for n in range(config.regions))
+    return SharedDataset(names, tuple(rows), devices, _spaces(rows))
+
+
+def _spaces(rows: Mapping[str, Sequence[Row]]) -> dict[str, Space]:
+    """Return the answers of each task: the files are published, their labels no secret."""
+    types = {word for row in rows["entities"] for word in row.target.split()} - {OTHER}
+    return {
+        "intent": Space("class", tuple(sorted({row.target for row in rows["intent"]}))),
+        "spelling": Space("text"),
+        "entities": Space("tags", (OTHER, *sorted(types))),
+    }
 
 
 # Sharing out ------------------------------------------------------------------------------
@@ -180,11 +163,7 @@ def _share_out(
 def _skewed(
     rows: Indices, kinds: NDArray[Any], parts: int, config: DataConfig, *purpose: str | int
 ) -> list[Indices]:
-    """Share some rows out, each part at least half an even share, and one row if there are."""
-    minimum = max(rows.size // (2 * parts), min(1, rows.size // parts))
-    rng = _rng(config.seed, "share", *purpose)
-    shared = dirichlet_partition(kinds[rows], parts, config.dirichlet, minimum, rng)
-    return [rows[part] for part in shared]
+    return skewed(rows, kinds, parts, config.dirichlet, _rng(config.seed, "share", *purpose))
 
 
 def _merge(parts: Sequence[ClientData], limit: int, rng: np.random.Generator) -> ClientData:
@@ -197,7 +176,7 @@ def _merge(parts: Sequence[ClientData], limit: int, rng: np.random.Generator) ->
 
 def _rng(seed: int, *purpose: str | int) -> np.random.Generator:
     """Return a generator for one purpose, independent of all others and of their order."""
-    return np.random.default_rng(derive_seed(seed, "esci", *purpose))
+    return purpose_rng(seed, "esci", *purpose)
 
 
 # Queries ----------------------------------------------------------------------------------
@@ -321,7 +300,7 @@ def _spelling(path: Path) -> Iterator[Row]:
 
 
 def _entities(path: Path) -> Iterator[Row]:
-    for number, line in enumerate(_text(path).split("\n"), start=1):
+    for number, line in enumerate(read_text(path).split("\n"), start=1):
         if not line.strip():
             continue
         tokens, types = _tagged(line, f"{path}, line {number}")
@@ -367,7 +346,7 @@ def _type_word(name: str) -> str:
 
 def _columns(path: Path, *names: str) -> Iterator[list[str]]:
     """Yield the values of the named columns of a CSV file, row by row."""
-    reader = csv.DictReader(io.StringIO(_text(path), newline=""), strict=True)
+    reader = csv.DictReader(io.StringIO(read_text(path), newline=""), strict=True)
     lines = reader.reader  # DictReader's own line number stands still at faults and blank lines.
     try:
         header = reader.fieldnames or []
@@ -385,13 +364,3 @@ def _columns(path: Path, *names: str) -> Iterator[list[str]]:
             yield [row[name] for name in names]
     except csv.Error as error:
         raise DataError(f"{path}, line {lines.line_num}: {error}.") from error
-
-
-def _text(path: Path) -> str:
-    """Return the text of a file, without the byte order mark that spreadsheets write."""
-    data = path.read_bytes()
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise DataError(f"{path}, line {line}: not UTF-8; save the file as UTF-8.") from error

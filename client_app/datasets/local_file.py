@@ -1,22 +1,18 @@
 """A user's own examples from a local file; nothing here ever leaves the device."""
 
-import csv
-import io
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from client_app.datasets.dataset import ClientData, Example
 from client_app.datasets.partition import split_by_group
+from client_app.datasets.table import csv_rows, json_rows
 from regionfed.errors import DataError
 from regionfed.registry import nearest
 
 COLUMNS = ("task", "source", "target")
 LEAST_TRAIN = 2  # conflict is measured by two halves
 _TRIES = 1000
-
-Row = tuple[int, Mapping[Any, Any]]
 
 
 def read_examples(path: Path, tasks: Sequence[str]) -> list[Example]:
@@ -34,14 +30,8 @@ def read_examples(path: Path, tasks: Sequence[str]) -> list[Example]:
     DataError
         If the file cannot be read; names the line, what was expected and what was found.
     """
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}. Give an existing file.") from error
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not UTF-8 ({error.reason}): save it as UTF-8.") from error
-    rows = _csv_rows(path, text) if path.suffix.lower() == ".csv" else _json_rows(path, text)
-    examples = [_example(f"{path}, line {number}", row, tasks) for number, row in rows]
+    reader = csv_rows if path.suffix.lower() == ".csv" else json_rows
+    examples = [_example(f"{path}, line {number}", row, tasks) for number, row in reader(path)]
     if not examples:
         raise DataError(f"{path} holds no example: expected a line per example.")
     return examples
@@ -69,31 +59,6 @@ def keep_apart(examples: Sequence[Example], share: float) -> ClientData:
         f"{len(examples)} examples of {len(set(groups))} different queries are too few: a part is "
         f"kept to judge by, and {LEAST_TRAIN} at least have to be left to learn from. Add some."
     )
-
-
-def _json_rows(path: Path, text: str) -> Iterator[Row]:
-    for number, line in enumerate(text.split("\n"), 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise DataError(
-                f"{path}, line {number}: not JSON ({error}). Expected one object a line: "
-                f'{{"task": "intent", "source": "red trainers", "target": "shoes"}}.'
-            ) from error
-        if not isinstance(row, dict):
-            raise DataError(f"{path}, line {number}: expected an object, found {line.strip()!r}.")
-        yield number, row
-
-
-def _csv_rows(path: Path, text: str) -> Iterator[Row]:
-    reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
-    try:
-        for row in reader:
-            yield reader.line_num, row
-    except csv.Error as error:
-        raise DataError(f"{path}, line {reader.line_num}: not CSV ({error}).") from error
 
 
 def _example(where: str, row: Mapping[Any, Any], tasks: Sequence[str]) -> Example:

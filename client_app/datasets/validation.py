@@ -1,5 +1,6 @@
 """Validation examples: settings are chosen on them, so that test examples stay unseen."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from client_app.datasets.dataset import (
@@ -10,6 +11,7 @@ from client_app.datasets.dataset import (
     labels_of,
 )
 from client_app.datasets.partition import split_by_group
+from client_app.datasets.spaces import Space, StatesSpaces
 
 SHARE = 0.1
 """Share of the kinds of query that are kept out of training; like test, about a tenth."""
@@ -47,6 +49,11 @@ class ValidationDataset:
     def labels(self) -> tuple[str, ...]:
         """Labels of the dataset, if it states any."""
         return labels_of(self.dataset)
+
+    @property
+    def spaces(self) -> Mapping[str, Space]:
+        """Answers of each task, if the dataset states any."""
+        return self.dataset.spaces if isinstance(self.dataset, StatesSpaces) else {}
 
     def label(self, example: Example) -> str | None:
         """Return the label of an example."""

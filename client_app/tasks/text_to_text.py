@@ -1,25 +1,21 @@
 """Text in, text out, by a T5: every task is a prefix and a target text."""
 
 import copy
-import re
 from collections import Counter
 from collections.abc import Callable, Sequence
-from importlib import resources
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import nn
 from torch.func import functional_call
-from transformers import AutoTokenizer, T5ForConditionalGeneration
-from transformers.utils import logging as transformers_logging
+from transformers import T5ForConditionalGeneration
 
 from client_app.datasets.dataset import Example
+from client_app.models import load, merge_lora, prepared
 from client_app.task import Batch, Tensors
 from regionfed.config import Config
-from regionfed.errors import ConfigurationError
 
-SHIPPED = "retail-t5"
 MAX_SOURCE = 32
 MAX_TARGET = 40
 # Added to attention scores of what must not be seen; exp(-1e9) is 0 and, unlike -inf, a row
@@ -38,11 +34,16 @@ class TextToText:
         for privacy regularises already.
     tokenizer
         Turns ``"task: source"`` into token ids; appends the end token itself.
+    limit : int
+        Tokens of a source that are read; longer ones are cut.
     """
 
-    def __init__(self, module: T5ForConditionalGeneration, tokenizer: Any) -> None:
+    def __init__(
+        self, module: T5ForConditionalGeneration, tokenizer: Any, limit: int = MAX_SOURCE
+    ) -> None:
         self._module = module.eval()
         self._tokenizer = tokenizer
+        self._limit = limit
         self._pad = int(module.config.pad_token_id or 0)
 
     @property
@@ -52,7 +53,7 @@ class TextToText:
 
     def encode(self, examples: Sequence[Example]) -> Batch:
         """Return ``source``, ``source_hidden``, ``inputs`` and ``labels``, each (B, length)."""
-        sources = self._ids([f"{e.task}: {e.source}" for e in examples], MAX_SOURCE)
+        sources = self._ids([f"{e.task}: {e.source}" for e in examples], self._limit)
         labels = self._ids([e.target for e in examples], MAX_TARGET)
         # The decoder reads the labels shifted right by its start token.
         inputs = torch.nn.functional.pad(labels, (1, -1), value=self._pad)
@@ -66,7 +67,8 @@ class TextToText:
     def _ids(self, texts: list[str], limit: int) -> torch.Tensor:
         ids = self._tokenizer(texts, truncation=True, max_length=limit)["input_ids"]
         longest = max(map(len, ids))
-        return torch.tensor([row + [self._pad] * (longest - len(row)) for row in ids])
+        padded = [row + [self._pad] * (longest - len(row)) for row in ids]
+        return torch.tensor(padded, device=self._module.device)
 
     def losses(self, weights: Tensors, batch: Batch) -> torch.Tensor:
         """Return the mean cross-entropy over each example's valid target tokens, (B,)."""
@@ -79,8 +81,9 @@ class TextToText:
 
     def _logits(self, weights: Tensors, batch: Batch) -> torch.Tensor:
         length = batch["inputs"].shape[1]
-        dtype = next(iter(weights.values())).dtype
-        future = torch.full((length, length), _HIDDEN, dtype=dtype).triu(1)
+        # The model's own: adapters are float32 whatever it computes in.
+        dtype, device = self._module.dtype, self._module.device
+        future = torch.full((length, length), _HIDDEN, dtype=dtype, device=device).triu(1)
         logits: torch.Tensor = functional_call(
             self.module,
             dict(weights),
@@ -139,6 +142,7 @@ class TextToText:
             for name, parameter in module.named_parameters(remove_duplicate=False):
                 if name in weights:
                     parameter.copy_(weights[name])
+        module = cast(T5ForConditionalGeneration, merge_lora(module))
         # What is frozen here was a choice of the federation; whoever loads it may train all.
         module.requires_grad_(True)
         module.save_pretrained(folder)
@@ -146,7 +150,7 @@ class TextToText:
 
     def usage(self, task: str) -> str:
         """Return code that needs `transformers` and nothing of this package."""
-        return _USAGE.format(task=task, limit=MAX_SOURCE, answer=MAX_TARGET)
+        return _USAGE.format(task=task, limit=self._limit, answer=MAX_TARGET)
 
 
 _USAGE = """\
@@ -198,55 +202,8 @@ PARTIAL: dict[str, Callable[[str, str], float]] = {"entities": token_f1}
 """Tasks in which a wrong answer may be worth something, and what."""
 
 
-def model_folder(model: str) -> Path:
-    """Return the folder of a model: the shipped one by name, or a local folder.
-
-    Raises
-    ------
-    ConfigurationError
-        If there is no such folder.
-    """
-    if model == SHIPPED:
-        return Path(str(resources.files("client_app.tasks") / "retail_t5"))
-    folder = Path(model).expanduser()
-    if not folder.is_dir():
-        raise ConfigurationError(
-            f"model='{model}': no such folder. Give '{SHIPPED}' or a folder made by "
-            f"save_pretrained; nothing is fetched from a hub."
-        )
-    return folder
-
-
 def make_task(config: Config) -> TextToText:
-    """Load the model and tokenizer that a configuration names, from local files only."""
-    folder = model_folder(config.model)
-    transformers_logging.disable_progress_bar()  # a bar per process would bury the rounds
-    module = T5ForConditionalGeneration.from_pretrained(
-        folder, local_files_only=True, attn_implementation="eager"
-    )
-    select_trainable(module, config.trainable)
-    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    return TextToText(module, tokenizer)
-
-
-def select_trainable(module: nn.Module, pattern: str) -> None:
-    """Freeze the parameters whose name does not match; noise grows with what is trained.
-
-    Raises
-    ------
-    ConfigurationError
-        If nothing matches, naming some parameters that are there.
-    """
-    try:
-        chosen = re.compile(pattern)
-    except re.error as error:
-        raise ConfigurationError(
-            f"trainable='{pattern}' is no regular expression: {error}."
-        ) from error
-    names = [name for name, _ in module.named_parameters()]
-    if not any(map(chosen.search, names)):
-        raise ConfigurationError(
-            f"trainable='{pattern}' matches no parameter; there are {', '.join(names[:5])}, ..."
-        )
-    for name, parameter in module.named_parameters():
-        parameter.requires_grad_(chosen.search(name) is not None)
+    """Load the T5 that a configuration names."""
+    loaded = load(config, "t5")
+    module = cast(T5ForConditionalGeneration, prepared(loaded.module, config))
+    return TextToText(module, loaded.tokenizer, config.max_length or MAX_SOURCE)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from regionfed.privacy.accountant import count_releases, epsilon, epsilon_rdp
 from regionfed.privacy.inventory import RELEASES, recipients
 from regionfed.privacy.ledger import LedgerEvent
+from regionfed.privacy.units import neighbouring_of
 
 # PLD works on a grid of privacy losses: it may stand above RDP by that much and no more.
 _GRID = 0.01
@@ -111,6 +112,12 @@ def audit_region(region: str, events: Sequence[LedgerEvent], delta: float) -> Re
     spent = {p: compose([e for e in events if e.population == p], delta) for p in populations}
     problems = [problem for event in events for problem in _problems(region, event)]
     problems += [
+        f"{region}: releases of {population} data are of several units ({', '.join(units)}), whose "
+        f"epsilons do not add up to one: start a new run for another unit."
+        for population in populations
+        if len(units := sorted({e.unit for e in events if e.population == population})) > 1
+    ]
+    problems += [
         f"{region}: PLD gives epsilon {both.pld:.4g} of {population} data, above RDP's "
         f"{both.rdp:.4g}: one of the two is wrong; report it."
         for population, both in spent.items()
@@ -172,6 +179,8 @@ def _problems(region: str, event: LedgerEvent) -> list[str]:
     said = []
     if event.region != region:
         said.append(f"{what}: the event is of region '{event.region}', in another's ledger.")
+    if neighbouring_of(event.unit) == "unknown":
+        said.append(f"{what}: nobody knows a unit '{event.unit}'.")
     if unknown := [part for part in event.sensitivity if part not in RELEASES]:
         said.append(f"{what}: {', '.join(unknown)} is in no inventory of releases.")
     if event.noise and set(event.noise) != set(event.sensitivity):

@@ -24,7 +24,7 @@ class Release:
     reaches : str
         Who learns it, or what is made of it, in the end.
     bound : str
-        Why one example changes it by no more than its sensitivity.
+        Why one unit changes it by no more than its sensitivity.
     """
 
     what: str
@@ -38,20 +38,25 @@ RELEASES: Mapping[str, Release] = {
         "gradient of the region's loss",
         "server",
         "all regions (the mean), the region's devices",
-        "clipped to C, each example or the region's mean",
+        "clipped to C: each example's gradient, a device's whole change, or the region's mean",
     ),
     "sketch": Release(
         "the same gradient in few dimensions",
         "server",
         "all regions (the mean)",
-        "each example's sketch is clipped to C",
+        "each example's, device's or region's sketch is clipped to C",
     ),
-    "loss": Release("loss at the start of the round", "server", "report", "each is cut to [0, 8]"),
+    "loss": Release(
+        "loss at the start of the round",
+        "server",
+        "report",
+        "each example's, or a device's or region's mean, is cut to [0, 8]",
+    ),
     "vote": Release(
         "losses along the line of rho",
         "coordinator's choice of rho",
         "server (rho), the region's devices (theta_r)",
-        "each example's vector of differences is clipped to 1",
+        "each example's vector of differences, or a device's or region's mean, is clipped to 1",
     ),
     "gradient": Release(
         "gradient that a personaliser asks for",
@@ -60,19 +65,22 @@ RELEASES: Mapping[str, Release] = {
         "as the update",
     ),
     "size": Release(
-        "number of training examples", "server", "all regions (the mean), report", "each counts 1"
+        "number of training examples",
+        "server",
+        "all regions (the mean), report",
+        "each counts 1; a device counts for those that are declared at most; never of a region",
     ),
     "labels": Release(
         "histogram of labels",
         "server",
         "all regions (the sum), the reason of a route",
-        "each counts once at most",
+        "each counts once at most; a device as in its size; never of a region",
     ),
     "scores": Release(
         "sums of held-out scores, with their count",
         "server",
         "report",
-        "a count and two scores in [0, 1]: sqrt(3)",
+        "a count and two scores in [0, 1], of an example, or a device's or region's mean: sqrt(3)",
     ),
 }
 """By part. Every release leaves the coordinator of its region, which has summed and noised it."""
@@ -175,6 +183,24 @@ INVENTORY: Mapping[str, Mapping[str, Field]] = {
         "query": Field(reason="number of the question; how many depends on released values only"),
         "inner_step": _made_of(*_OWN),
     },
+    "DeltaRequest": {
+        **dict.fromkeys(
+            (
+                "round",
+                "layout",
+                "clip_norm",
+                "loss_cap",
+                "sketch_seed",
+                "sketch_size",
+                "steps",
+                "learning_rate",
+                "optimiser",
+            ),
+            _PUBLIC,
+        ),
+        "point": _made_of(*_OWN),
+        "query": Field(reason="number of the question; how many depends on released values only"),
+    },
     "GradientReply": {
         "total": _inside("update"),
         "sketch": _inside("sketch"),
@@ -191,19 +217,19 @@ INVENTORY: Mapping[str, Mapping[str, Field]] = {
     },
     "AdaptReply": {},
     "LossRequest": {
-        **dict.fromkeys(("round", "layout", "sampling_rate", "clip_norm"), _PUBLIC),
+        **dict.fromkeys(("round", "layout", "sampling_rate", "clip_norm", "as_one"), _PUBLIC),
         "steps": _made_of(*_OWN),
         "base": _made_of("update"),
         "direction": _made_of(*_OWN),
     },
     "LossReply": {"differences": _inside("vote")},
     "ScoreRequest": {
-        **dict.fromkeys(("round", "layout", "with_user"), _PUBLIC),
+        **dict.fromkeys(("round", "layout", "with_user", "as_one"), _PUBLIC),
         "theta": _made_of("update"),
         "personalised": _made_of(*_OWN),
     },
     "ScoreReply": {"scores": _inside("scores")},
-    "ProfileRequest": {"layout": _PUBLIC, "labels": _PUBLIC},
+    "ProfileRequest": {"layout": _PUBLIC, "labels": _PUBLIC, "most": _PUBLIC},
     "ProfileReply": {"examples": _inside("size"), "histogram": _inside("labels")},
 }
 """By message and field. `GradientReply.total` becomes ``gradient`` where a personaliser asked."""
@@ -244,7 +270,7 @@ def releases_table() -> str:
         f"| `{name}` | {r.what} | {r.to} | {r.reaches} | {r.bound} |"
         for name, r in RELEASES.items()
     ]
-    head = "| part | what it tells of | told first | reaches | what bounds an example |"
+    head = "| part | what it tells of | told first | reaches | what bounds a unit |"
     return "\n".join([head, "|---|---|---|---|---|", *rows])
 
 

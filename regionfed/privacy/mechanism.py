@@ -1,42 +1,183 @@
-"""The Gaussian sum mechanism: it owns clip bounds, noise, sampling and its ledger event.
+"""The Gaussian sum mechanism: it owns clip, sampling, noise, sensitivity and its ledger event.
 
 One mechanism releases several sums over **one** sample (update, sketch, loss). Together they are
 one Gaussian mechanism: scale each part by its own noise and the whole vector of one unit has
 L2 norm at most ``sqrt(sum z_i^-2)`` against noise of standard deviation 1. Hence
 ``z_eff = (sum z_i^-2)^-1/2``, which is what the ledger is charged with.
+
+What one unit is, who draws it and where its clip stands is said by a `Unit`
+(`regionfed.privacy.units`); all numbers follow from it here.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
 from regionfed.privacy.ledger import LedgerEvent
 from regionfed.randomness import PrivateRandomness
 
+_TINY = 1e-12
+
+
+def clip(vector: torch.Tensor, bound: float) -> torch.Tensor:
+    """Return ``v min(1, C / max(||v||, tiny))``: L2 norm at most C, direction kept; a new tensor.
+
+    A zero stays zero.
+    """
+    return vector * min(1.0, bound / max(float(vector.norm()), _TINY))
+
 
 @dataclass(frozen=True)
 class Part:
-    """One released sum.
+    """One released sum: the clip, and the noise that belongs to it.
 
     Attributes
     ----------
     name : str
-    bound : float
-        L2 norm that the contribution of one unit never exceeds (whoever sums has clipped to it).
-    noise_multiplier : float
-        Standard deviation of the noise over `bound`; 0 is no noise and no privacy.
+    clip : float
+        L2 norm C that the clip leaves: of each unit's contribution, or of the region's mean.
+    noise : float
+        Standard deviation of the noise over `clip`, z; 0 is no noise and no privacy.
+    turn : float
+        How far one unit moves what was clipped, over C. 1 where its own contribution is; 2 where
+        it is within a mean, for that may turn from one end of the ball to the other.
+    of_mean : bool
+        Whether the region's mean is clipped, instead of each contribution.
     """
 
     name: str
-    bound: float
-    noise_multiplier: float
+    clip: float
+    noise: float
+    turn: float = 1.0
+    of_mean: bool = False
+
+    @property
+    def bound(self) -> float:
+        """Sensitivity: the most, in L2, that one unit changes what is noised."""
+        return self.turn * self.clip
+
+    @property
+    def noise_multiplier(self) -> float:
+        """Standard deviation of the noise over the sensitivity."""
+        return self.noise / self.turn
 
     @property
     def noise_std(self) -> float:
-        """Standard deviation of the noise on each coordinate of the sum."""
-        return self.noise_multiplier * self.bound
+        """Standard deviation of the noise on each coordinate of what is noised."""
+        return self.noise * self.clip
+
+    def gathered(self, total: torch.Tensor, batch: float) -> torch.Tensor:
+        """Return what is noised: the sum of clipped contributions, or the clipped mean.
+
+        Parameters
+        ----------
+        total : torch.Tensor
+            Sum over devices, (n,).
+        batch : float
+            What a sum is divided by to be a mean.
+        """
+        return clip(total.div_(batch), self.clip) if self.of_mean else total
+
+    def divisor(self, batch: float) -> float:
+        """Return what makes a mean of what was noised; a mean is one already."""
+        return 1.0 if self.of_mean else batch
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Who is drawn into a release, by whom, and what that is worth.
+
+    Attributes
+    ----------
+    devices : float
+        Chance of each device, drawn by the coordinator; 1 asks all of them.
+    examples : float
+        Chance of each example of a device that is asked, drawn by the device.
+    accounted : float
+        Chance of a *unit*: what amplification may be counted with. 1 is none.
+    """
+
+    devices: float
+    examples: float
+    accounted: float
+
+
+class Unit(Protocol):
+    """What neighbours differ in: who draws it, where its clip stands, what it is called.
+
+    An object without state; `regionfed.privacy.units` has them all.
+    """
+
+    @property
+    def protects(self) -> str:
+        """``"example"``, ``"client"`` or ``"region"``, as the ledger has it."""
+        ...
+
+    @property
+    def whom(self) -> str:
+        """Who is protected, in words: "each training example"."""
+        ...
+
+    @property
+    def neighbouring(self) -> str:
+        """How neighbours differ."""
+        ...
+
+    @property
+    def as_one(self) -> bool:
+        """Whether a device answers as one: its steps, its means, bounded as a whole."""
+        ...
+
+    @property
+    def declared(self) -> bool:
+        """Whether the size of the cohort is declared, so that none has to be released for it."""
+        ...
+
+    @property
+    def holds_both(self) -> bool:
+        """Whether one unit has training and held-out examples: their epsilons add up then."""
+        ...
+
+    @property
+    def sketches(self) -> bool:
+        """Whether a sketch is bounded, so that it may be released."""
+        ...
+
+    @property
+    def weighs_users(self) -> bool:
+        """Whether a user's clipped gradients may be compared with the region's update."""
+        ...
+
+    def sampling(self, rate: float) -> Sampling:
+        """Return who is drawn at a rate."""
+        ...
+
+    def sampling_words(self, rate: float) -> str:
+        """Say who is drawn at a rate, for people."""
+        ...
+
+    def part(self, name: str, clip: float, noise: float) -> Part:
+        """Return a part of a release: `clip` is C, `noise` the noise (std) over it."""
+        ...
+
+    def device_clip(self, clip: float) -> float:
+        """Return what devices clip to, where C is the clip of the part."""
+        ...
+
+    def size_bound(self, examples_per_device: int) -> float:
+        """Return the most that one unit changes a region's size by; 0 where it is not bounded."""
+        ...
+
+    def population(self, examples: float, devices: int) -> float:
+        """Return the units of a region: of its size (released or declared) and its devices."""
+        ...
+
+    def also(self, rate: float) -> Mapping[str, tuple[float, float]]:
+        """Return who else is protected by all releases: name to (turn, accounted rate)."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -49,18 +190,27 @@ class GaussianSum:
         What is released, in words, for the ledger.
     population : str
         Whose data: ``"train"`` or ``"held-out"``. No example is in both.
-    unit : str
-        What one contribution is; add-or-remove-one neighbours differ in one of these.
-    sampling_rate : float
-        Chance of each unit to be in the sample; 1 is everyone, without amplification.
+    unit : Unit
+    rate : float
+        Chance that the sample is drawn with; 1 is everyone.
     parts : tuple of Part
     """
 
     release: str
     population: str
-    unit: str
-    sampling_rate: float
+    unit: Unit
+    rate: float
     parts: tuple[Part, ...]
+
+    @property
+    def sampling(self) -> Sampling:
+        """Who is drawn."""
+        return self.unit.sampling(self.rate)
+
+    @property
+    def sampling_rate(self) -> float:
+        """Chance of each unit to be in the sample, as accounted; 1 is no amplification."""
+        return self.sampling.accounted
 
     @property
     def noise_multiplier(self) -> float:
@@ -69,6 +219,10 @@ class GaussianSum:
             return 0.0
         return 1.0 / math.sqrt(sum(part.noise_multiplier**-2 for part in self.parts))
 
+    def part(self, name: str) -> Part:
+        """Return a part by its name."""
+        return next(part for part in self.parts if part.name == name)
+
     def event(self, region: str, round_: int) -> LedgerEvent:
         """Return the ledger event of one use of this mechanism."""
         return LedgerEvent(
@@ -76,12 +230,30 @@ class GaussianSum:
             region=region,
             release=self.release,
             population=self.population,
-            unit=self.unit,
+            unit=self.unit.protects,
             sampling_rate=self.sampling_rate,
             noise_multiplier=self.noise_multiplier,
             sensitivity={part.name: part.bound for part in self.parts},
             noise={part.name: part.noise_multiplier for part in self.parts},
         )
+
+    def cohort(self, devices: Sequence[int], coins: PrivateRandomness) -> list[int]:
+        """Return the devices that are asked: each is drawn by itself, or all where none is.
+
+        Amplification holds against whoever does not know who was drawn: the coins are private
+        randomness, like noise.
+        """
+        chance = self.sampling.devices
+        if chance == 1.0:
+            return list(devices)
+        drawn = coins.bernoulli(chance, len(devices))
+        return [device for device, taken in zip(devices, drawn, strict=True) if taken]
+
+    def gathered(
+        self, sums: Mapping[str, torch.Tensor], batch: float
+    ) -> Mapping[str, torch.Tensor]:
+        """Return what is noised, of the sums over devices."""
+        return {name: self.part(name).gathered(total, batch) for name, total in sums.items()}
 
     def noised(
         self, sums: Mapping[str, torch.Tensor], randomness: PrivateRandomness

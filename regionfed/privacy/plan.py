@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 from regionfed.config import Config
 from regionfed.errors import ConfigurationError
-from regionfed.privacy.accountant import Release, count_releases, epsilon, least_noise
-from regionfed.privacy.mechanism import GaussianSum, Part
+from regionfed.privacy.accountant import count_releases, epsilon, least_noise
+from regionfed.privacy.mechanism import GaussianSum, Unit
+from regionfed.privacy.units import UNITS
 
 TRAIN = "train"
 HELD_OUT = "held-out"
@@ -18,8 +19,10 @@ HELD_OUT = "held-out"
 # A device's loss is cut here: what is released of it needs a bound. A model that guesses among
 # a thousand tokens has a loss near 7.
 LOSS_CAP = 8.0
-# Bound on one example's vector of loss differences in a search of rho.
+# Bound on one unit's vector of loss differences in a search of rho.
 VOTE_BOUND = 1.0
+# An example counts once, with two scores in [0, 1]; so does a device's or a region's mean of them.
+SCORE_BOUND = 3**0.5
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,8 @@ class PrivacyPlan:
 
     Attributes
     ----------
+    unit : Unit
+        What all of them protect.
     update : GaussianSum
         Each round: update, loss and, where conflict is measured by it, sketch.
     vote : GaussianSum
@@ -36,6 +41,8 @@ class PrivacyPlan:
         One gradient that a personaliser asks for.
     size : GaussianSum
         The region's number of examples and, where asked for, its histogram of labels, once.
+    sizes : bool
+        Whether these are released at all, or sizes are those that are declared.
     scores : GaussianSum
         Held-out scores, in the rounds that evaluate.
     votes : bool
@@ -52,10 +59,12 @@ class PrivacyPlan:
         Population to epsilon; inf where nothing is promised.
     """
 
+    unit: Unit
     update: GaussianSum
     vote: GaussianSum
     query: GaussianSum
     size: GaussianSum
+    sizes: bool
     scores: GaussianSum
     votes: bool
     anew: bool
@@ -117,8 +126,8 @@ def plan_privacy(
 ) -> PrivacyPlan:
     """Plan every release of a run, from a target epsilon or at the noise that is set.
 
-    With ``clipping="region-mean"`` one example may turn the mean from one end of the ball of
-    radius C to the other: the bound on what it changes is 2 C.
+    Where a unit holds training and held-out examples, what is said of either adds up: scores
+    then count as training data, under the target epsilon, at the noise of the auxiliary parts.
 
     Parameters
     ----------
@@ -146,43 +155,62 @@ def plan_privacy(
             f"personaliser='{config.personaliser}' accumulates and asks for {queries} gradients a "
             f"step, which would be paid for in every round: set accumulates=False or queries=0."
         )
-    rounds = range(1, config.rounds + 1)
-    vote_count = sum(searches_rho(config, r, anew=anew) for r in rounds) if votes else 0
-    score_count = sum(evaluates(config, r) for r in rounds)
-    query_count = queries * sum(personalises(config, r) for r in rounds)
+    unit = UNITS[config.unit]
     ratio = config.auxiliary_noise_ratio
-    bound = config.clip_norm * (2.0 if config.clipping == "region-mean" else 1.0)
     off = config.privacy_mode == "none"
+    noised_scores = config.evaluation_privacy == "noised"
+    size_bound = unit.size_bound(config.examples_per_client)
+    if labels and not size_bound:
+        raise ConfigurationError(
+            f"personaliser='{config.personaliser}' compares sizes and labels of regions, which "
+            f"unit='{config.unit}' cannot release: choose another personaliser."
+        )
 
     def mechanisms(z: float, z_scores: float, budget: float = float("inf")) -> PrivacyPlan:
         auxiliary = 0.0 if off else ratio * z
-        # z is over C, whatever the bound: the noise has std z C.
-        gradient = z * config.clip_norm / bound
-        parts = [Part("update", bound, gradient), Part("loss", LOSS_CAP, auxiliary)]
+        z_size = 0.0 if off else config.size_noise_multiplier
+        update = [
+            unit.part("update", config.clip_norm, z),
+            unit.part("loss", LOSS_CAP, auxiliary),
+        ]
         if sketch:
-            parts.append(Part("sketch", config.clip_norm, auxiliary))
-        profile = [Part("size", 1.0, 0.0 if off else config.size_noise_multiplier)]
+            update.append(unit.part("sketch", config.clip_norm, auxiliary))
+        size = [unit.part("size", size_bound, z_size)]
         if labels:
             # An example has one label: it counts once here too.
-            profile.append(Part("labels", 1.0, 0.0 if off else config.size_noise_multiplier))
-        name = "+".join(part.name for part in parts)
-        rate, unit = config.sampling_rate, config.unit
+            size.append(unit.part("labels", size_bound, z_size))
+        if unit.holds_both and noised_scores:
+            z_scores = auxiliary
+        rate = config.sampling_rate
         return PrivacyPlan(
-            update=GaussianSum(name, TRAIN, unit, rate, tuple(parts)),
-            vote=GaussianSum("rho vote", TRAIN, unit, rate, (Part("vote", VOTE_BOUND, auxiliary),)),
+            unit=unit,
+            update=GaussianSum(
+                "+".join(part.name for part in update), TRAIN, unit, rate, tuple(update)
+            ),
+            vote=GaussianSum(
+                "rho vote", TRAIN, unit, rate, (unit.part("vote", VOTE_BOUND, auxiliary),)
+            ),
             query=GaussianSum(
-                "personal gradient", TRAIN, unit, rate, (Part("gradient", bound, gradient),)
+                "personal gradient",
+                TRAIN,
+                unit,
+                rate,
+                (unit.part("gradient", config.clip_norm, z),),
             ),
             size=GaussianSum(
                 "region size and labels" if labels else "region size",
                 TRAIN,
                 unit,
                 1.0,
-                tuple(profile),
+                tuple(size),
             ),
-            # An example counts once, with two scores in [0, 1]: norm at most sqrt(3).
+            sizes=not unit.declared or labels > 0,
             scores=GaussianSum(
-                "held-out scores", HELD_OUT, unit, 1.0, (Part("scores", 3**0.5, z_scores),)
+                "held-out scores",
+                TRAIN if unit.holds_both and noised_scores else HELD_OUT,
+                unit,
+                1.0,
+                (unit.part("scores", SCORE_BOUND, z_scores),),
             ),
             votes=votes,
             anew=anew,
@@ -191,33 +219,80 @@ def plan_privacy(
             labels=labels,
             budgets={
                 TRAIN: float("inf") if off else budget,
-                HELD_OUT: config.evaluation_epsilon
-                if config.evaluation_privacy == "noised"
-                else float("inf"),
+                HELD_OUT: config.evaluation_epsilon if noised_scores else float("inf"),
             },
         )
 
-    def training_epsilon(z: float) -> float:
-        plan = mechanisms(z, 1.0)
-        releases: list[Release] = [_release(plan.update)] * config.rounds
-        releases += [_release(plan.vote)] * vote_count + [_release(plan.size)]
-        releases += [_release(plan.query)] * query_count
-        return epsilon(count_releases(releases), config.delta)
-
-    def scores_epsilon(z: float) -> float:
-        return epsilon(count_releases([(z, 1.0)] * score_count), config.delta)
+    def spent(population: str, plan: PrivacyPlan) -> float:
+        return spent_on(population, uses(config, plan, config.rounds), config.delta)
 
     z = z_scores = 0.0
     budget = config.target_epsilon
     if not off and config.noise_multiplier > 0.0:
         z = config.noise_multiplier
-        budget = training_epsilon(z)
+        budget = spent(TRAIN, mechanisms(z, 1.0))
     elif not off:
-        z = least_noise(training_epsilon, budget, _unreachable("target-epsilon", budget))
-    if config.evaluation_privacy == "noised" and score_count:
+        z = least_noise(
+            lambda z: spent(TRAIN, mechanisms(z, 1.0)),
+            budget,
+            _unreachable("target-epsilon", budget),
+        )
+    if noised_scores and any(evaluates(config, r) for r in range(1, config.rounds + 1)):
         target = config.evaluation_epsilon
-        z_scores = least_noise(scores_epsilon, target, _unreachable("evaluation-epsilon", target))
+        z_scores = least_noise(
+            lambda z_scores: spent(HELD_OUT, mechanisms(1.0, z_scores)),
+            target,
+            _unreachable("evaluation-epsilon", target),
+        )
     return mechanisms(z, z_scores, budget)
+
+
+def uses(config: Config, plan: PrivacyPlan, rounds: int) -> list[tuple[GaussianSum, int]]:
+    """Return how often each mechanism is used in the first rounds, at most."""
+    done = range(1, rounds + 1)
+    return [
+        (plan.size, int(plan.sizes and rounds > 0)),
+        (plan.update, rounds),
+        (
+            plan.vote,
+            sum(plan.votes and searches_rho(config, r, anew=plan.anew) for r in done),
+        ),
+        # What a region asks for depends on its way; this is the most that any does.
+        (plan.query, plan.queries * sum(personalises(config, r) for r in done)),
+        (plan.scores, sum(evaluates(config, r) for r in done)),
+    ]
+
+
+def spent_on(population: str, used: list[tuple[GaussianSum, int]], delta: float) -> float:
+    """Return the epsilon of uses on one population."""
+    return epsilon(
+        count_releases(
+            (mechanism.noise_multiplier, mechanism.sampling_rate)
+            for mechanism, count in used
+            if mechanism.population == population
+            for _ in range(count)
+        ),
+        delta,
+    )
+
+
+def other_epsilons(config: Config, plan: PrivacyPlan, rounds: int) -> dict[str, float]:
+    """Return who else is protected by all that was released in the first rounds, and by how much.
+
+    An example or another relation of the same clipped mean: `Unit.also`.
+    """
+    return {
+        name: epsilon(
+            count_releases(
+                (mechanism.noise_multiplier / turn, rate if mechanism.rate < 1.0 else 1.0)
+                for mechanism, count in uses(config, plan, rounds)
+                if mechanism.population == TRAIN
+                for _ in range(count)
+            ),
+            config.delta,
+        )
+        for name, (turn, rate) in plan.unit.also(config.sampling_rate).items()
+    }
 
 
 @dataclass(frozen=True)
@@ -245,12 +320,14 @@ def region_epsilon(config: Config, plan: PrivacyPlan, rounds: int) -> RegionEpsi
     """
     steps = sum(personalises(config, r) for r in range(1, rounds + 1))
     count = rounds + plan.queries * steps
-    z = plan.query.parts[0].noise_std / config.clip_norm
+    z = plan.query.parts[0].noise
     both = (epsilon(count_releases([(z_, 1.0)] * count), config.delta) for z_ in (z, z / 2.0))
     return RegionEpsilon(*both)
 
 
-def predicted_noise(config: Config, plan: PrivacyPlan, *, regions: int, examples: float) -> float:
+def predicted_noise(
+    config: Config, plan: PrivacyPlan, *, regions: int, examples: float, devices: int = 1
+) -> float:
     """Return the std that noise on each weight of the global model would have at the end.
 
     ``s tau sqrt(T / R)``: T uncut steps of size s along the mean of R updates with noise of std tau
@@ -264,9 +341,12 @@ def predicted_noise(config: Config, plan: PrivacyPlan, *, regions: int, examples
         R.
     examples : float
         Expected examples of a region.
+    devices : int
+        Its devices.
     """
-    batch = 1.0 if config.clipping == "region-mean" else config.sampling_rate * examples
-    tau = plan.update.parts[0].noise_std / batch
+    batch = plan.update.rate * plan.unit.population(examples, devices)
+    update = plan.update.part("update")
+    tau = update.noise_std / update.divisor(batch)
     return float(config.server_lr * tau * math.sqrt(config.rounds / regions))
 
 
@@ -279,10 +359,6 @@ def damped_step(step: float, noise_std: float, rounds: int, limit: float) -> flo
     """
     per_step = noise_std * rounds**0.5
     return min(step, limit / per_step) if per_step > 0.0 else step
-
-
-def _release(mechanism: GaussianSum) -> Release:
-    return (mechanism.noise_multiplier, mechanism.sampling_rate)
 
 
 def _unreachable(key: str, target: float) -> str:

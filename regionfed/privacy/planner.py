@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from regionfed.errors import PrivacyError
 from regionfed.privacy.accountant import NEIGHBOURING, epsilon, least_noise
+from regionfed.privacy.units import ZERO_OUT
 
 MOST_ROUNDS = 100_000
 _RATE_STEP = 1e-3  # relative precision of a sampling rate that is searched for
@@ -50,7 +51,7 @@ PROTECTIONS: tuple[Protection, ...] = (
     Protection("example", "an example in a regional mean that is clipped", 2.0, True),
     Protection("client", "a client whose update is clipped by itself", 1.0, True),
     Protection("client", "a client in a regional mean that is clipped", 2.0, True),
-    Protection("region", "that a region takes part, its mean clipped", 1.0, False),
+    Protection("region", "whether a region has data, its mean clipped", 1.0, False, ZERO_OUT),
     Protection("region", "which data a region has, its mean clipped", 2.0, False, REPLACE),
 )
 """A mean that is clipped may turn from one end of the ball of radius C to the other: 2 C."""

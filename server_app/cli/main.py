@@ -31,6 +31,8 @@ CATALOGUE: Mapping[str, Entry] = {
     ),
     "predict": Entry("server_app.cli.predict:COMMAND", "answer queries with a region's model"),
     "adapt": Entry("server_app.cli.adapt:COMMAND", "make a user's own model from a local file"),
+    "check": Entry("server_app.cli.check:COMMAND", "does your ClientApp keep the contract?"),
+    "new": Entry("server_app.cli.new:COMMAND", "make a project with a Task of your own"),
     "privacy audit": Entry(
         "server_app.cli.privacy_audit:COMMAND", "what a run has released, and what it adds up to"
     ),
@@ -72,7 +74,7 @@ def build_parser(
     """Return the parser of all subcommands; only the one that is asked for is imported."""
     parser = argparse.ArgumentParser(
         prog="regionfed",
-        description="Use the result of a RegionFed run.",
+        description="Use the result of a RegionFed run, plan one, or plug your own model in.",
         epilog="`regionfed COMMAND --help` tells more.",
     )
     parser.add_argument("--version", action="version", version=f"regionfed {__version__}")

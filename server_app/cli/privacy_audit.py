@@ -11,10 +11,11 @@ from typing import Any
 
 from regionfed.config import Config
 from regionfed.errors import RunError
-from regionfed.privacy.accountant import ACCOUNTANT, CROSS_CHECK, NEIGHBOURING
+from regionfed.privacy.accountant import ACCOUNTANT, CROSS_CHECK
 from regionfed.privacy.audit import Audit, Group, RegionAudit, Spent, audit
 from regionfed.privacy.ledger import read_ledger
 from regionfed.privacy.plan import HELD_OUT, TRAIN
+from regionfed.privacy.units import neighbouring_of
 from server_app.cli.command import Command
 from server_app.cli.numbers import within
 from server_app.run import runs_root
@@ -154,7 +155,7 @@ def as_json(
     """Return all of it for programs; an infinite epsilon is null."""
     whole = {
         "delta": found.delta,
-        "neighbouring": NEIGHBOURING,
+        "neighbouring": {unit: neighbouring_of(unit) for unit in _units(found)},
         "accountant": ACCOUNTANT,
         "cross_check": CROSS_CHECK,
         "overall": {p: asdict(s) for p, s in found.spent.items()},
@@ -178,8 +179,9 @@ def as_text(
     """Return the audit for people: each region, then all, then what does not fit."""
     lines = [
         f"{folder.path}",
-        f"delta {found.delta:g}; {NEIGHBOURING} one unit; accountant {ACCOUNTANT}, "
-        f"checked by {CROSS_CHECK}.",
+        f"delta {found.delta:g}; {_relations(found)}; accountant {ACCOUNTANT}, "
+        f"checked by {CROSS_CHECK}. What is released was noised by a region's coordinator, against "
+        f"everyone outside of it.",
     ]
     for region in found.regions:
         lines += ["", *_region_lines(region, events=events)]
@@ -190,6 +192,15 @@ def as_text(
     lines += [f"note: {note}" for note in notes]
     lines += [f"PROBLEM: {problem}" for problem in problems]
     return "\n".join(lines)
+
+
+def _units(found: Audit) -> list[str]:
+    return sorted({event.unit for region in found.regions for event in region.events})
+
+
+def _relations(found: Audit) -> str:
+    """Say what neighbours differ in, for each unit that was charged."""
+    return "; ".join(f"{neighbouring_of(unit)} one {unit}" for unit in _units(found))
 
 
 def _region_lines(region: RegionAudit, *, events: bool) -> list[str]:

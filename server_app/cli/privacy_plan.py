@@ -23,12 +23,17 @@ from regionfed.privacy.planner import (
     complete,
     forecast,
 )
+from regionfed.privacy.units import ZERO_OUT
 from server_app.cli.command import Command
 from server_app.cli.numbers import within
 from server_app.wording import epsilon_text
 
 _DEFAULT = Config()
 _PARAMETERS = 65_728
+_UNITS_PER_REGION = {
+    "example": float(_DEFAULT.clients_per_region * _DEFAULT.examples_per_client),
+    "client": float(_DEFAULT.clients_per_region),
+}
 SCOPE = "updates alone; `flwr run` plans what a run releases besides (size, votes, scores) as well"
 
 
@@ -63,8 +68,9 @@ def configure(parser: ArgumentParser) -> None:
     job.add_argument(
         "--units-per-region",
         type=within(float, 1.0, 1e12),
-        default=float(_DEFAULT.clients_per_region * _DEFAULT.examples_per_client),
-        help="examples (or clients) of a region (%(default)g)",
+        help="examples, or clients, of a region (the default job's: "
+        + ", ".join(f"{n:g} {unit}s" for unit, n in _UNITS_PER_REGION.items())
+        + ")",
     )
     job.add_argument("--regions", type=within(int, 1, 10_000), default=_DEFAULT.regions)
     job.add_argument(
@@ -102,23 +108,33 @@ def row_of(wanted: Plan, protection: Protection) -> Row:
         return Row(protection, None, str(error))
 
 
-def _forecast(rows: Sequence[Row], options: Namespace) -> Forecast | None:
+@dataclass(frozen=True)
+class Seen:
+    """A forecast, and how many units a region has in it."""
+
+    unit: str
+    units: float
+    forecast: Forecast
+
+
+def _forecast(rows: Sequence[Row], options: Namespace) -> Seen | None:
     """Foresee the noise for units that are clipped by themselves, if there are such."""
     for row in rows:
         if row.plan and row.protection.sampled and row.protection.sensitivity == 1.0:
+            units = options.units_per_region or _UNITS_PER_REGION[row.protection.unit]
             job = Job(
                 server_lr=options.server_lr,
                 clip_norm=options.clip_norm,
-                units=options.units_per_region,
+                units=units,
                 regions=options.regions,
                 parameters=options.parameters,
                 noise_limit=_DEFAULT.noise_limit,
             )
-            return forecast(row.plan, job)
+            return Seen(row.protection.unit, units, forecast(row.plan, job))
     return None
 
 
-def as_json(rows: Sequence[Row], seen: Forecast | None) -> str:
+def as_json(rows: Sequence[Row], seen: Seen | None) -> str:
     """Return all of it for programs."""
     return json.dumps(
         {
@@ -139,7 +155,7 @@ def as_json(rows: Sequence[Row], seen: Forecast | None) -> str:
     )
 
 
-def as_text(rows: Sequence[Row], seen: Forecast | None, options: Namespace) -> str:
+def as_text(rows: Sequence[Row], seen: Seen | None, options: Namespace) -> str:
     """Return the table and the forecast, for people."""
     lines = [
         f"{'unit':8} {'who is protected':44} {'epsilon':>8} {'noise z':>8} {'rounds':>7}  sampling"
@@ -157,7 +173,8 @@ def as_text(rows: Sequence[Row], seen: Forecast | None, options: Namespace) -> s
         )
     lines += [
         f"delta {options.delta:g}; neighbours differ in one unit of the row, {NEIGHBOURING} "
-        f"(which data a region has: {REPLACE}); accountant {ACCOUNTANT}.",
+        f"(a region: {ZERO_OUT}; which data it has: {REPLACE}); accountant {ACCOUNTANT}. Each is "
+        f"protected against everyone outside of its region's coordinator.",
         f"Noise z is its standard deviation over the clip norm. {SCOPE[0].upper()}{SCOPE[1:]}.",
     ]
     if seen:
@@ -172,10 +189,11 @@ def _sampling(row: Row) -> str:
     return f"Poisson, rate {rate:.4g}" if rate is not None else "Poisson"
 
 
-def _verdict(seen: Forecast, options: Namespace) -> list[str]:
+def _verdict(found: Seen, options: Namespace) -> list[str]:
     """Say what noise will do, with the numbers and what would help."""
+    seen = found.forecast
     lines = [
-        f"Forecast for {options.regions} regions of {options.units_per_region:g} units, "
+        f"Forecast for {options.regions} regions of {found.units:g} {found.unit}s, "
         f"{options.parameters:,} weights, server-lr {options.server_lr:g}, clip-norm "
         f"{options.clip_norm:g}: noise of std {seen.noise_per_weight:.3g} on each weight at the "
         f"end; noise on one mean update {seen.noise_to_signal:.3g} times its longest signal."
@@ -191,7 +209,7 @@ def _verdict(seen: Forecast, options: Namespace) -> list[str]:
     }[seen.verdict]
     if seen.verdict != "clear":
         said += (
-            f" For {FAINT:g}: {seen.units_needed:.3g} units a region, or "
+            f" For {FAINT:g}: {seen.units_needed:.3g} {found.unit}s a region, or "
             f"{FAINT / seen.noise_per_weight:.2g} times the noise, clip-norm or server-lr."
         )
     return [*lines, said]

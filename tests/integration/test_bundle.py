@@ -23,7 +23,7 @@ from flwr.cli.config_utils import load_and_validate
 from flwr.cli.install import install_from_fab
 from flwr.common.constant import FAB_MAX_SIZE
 
-from client_app.tasks.text_to_text import SHIPPED
+from client_app.models import SHIPPED
 from scripts import run as script
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -79,7 +79,7 @@ facts = {
         for name, reference in components.items()
     }
 }
-from client_app.tasks.text_to_text import model_folder
+from client_app.models import model_folder
 from server_app.report.template import PAGE
 
 facts["homes"] = {n: sys.modules[ref.partition(":")[0]].__file__ for n, ref in components.items()}

@@ -17,7 +17,7 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 
 import server_app.simulation
-from client_app.app import dataset_of
+from client_app.datasets.load import dataset_of
 from client_app.user import load_user
 from region_app.coordinator import Coordinator
 from region_app.state import RegionState, StateFolder

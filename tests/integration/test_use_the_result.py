@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from client_app.app import dataset_of
 from client_app.datasets.dataset import Example
+from client_app.datasets.load import dataset_of
 from client_app.tasks.text_to_text import TextToText
 from client_app.user import load_user
 from region_app.state import StateFolder

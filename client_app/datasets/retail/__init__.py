@@ -1,5 +1,6 @@
 """The embedded dataset: a generated retail query corpus of eight regions."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -13,7 +14,8 @@ from client_app.datasets.retail.generator import (
     public_examples,
 )
 from client_app.datasets.retail.generator import region_blind_ceiling as _blind_ceiling
-from client_app.datasets.retail.lexicon import INTENTS, REGIONS
+from client_app.datasets.retail.lexicon import INTENTS, REGIONS, TYPES
+from client_app.datasets.spaces import Space
 from regionfed.errors import DataError
 from regionfed.registry import nearest
 
@@ -47,6 +49,15 @@ class RetailDataset:
     def labels(self) -> tuple[str, ...]:
         """The departments that an intent query may belong to."""
         return INTENTS
+
+    @property
+    def spaces(self) -> Mapping[str, Space]:
+        """The answers of each task."""
+        return {
+            "intent": Space("class", INTENTS),
+            "spelling": Space("text"),
+            "entities": Space("tags", ("other", *TYPES)),
+        }
 
     def label(self, example: Example) -> str | None:
         """Return the department of an intent query."""

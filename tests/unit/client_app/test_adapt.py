@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from client_app.adapt import (
-    BATCH,
     RegionModel,
     Settings,
     UserGradient,
@@ -17,6 +16,7 @@ from client_app.adapt import (
     user_weight,
 )
 from client_app.datasets.dataset import Example
+from client_app.local_steps import BATCH
 from client_app.tasks.text_to_text import TextToText
 from regionfed.errors import RunError
 from regionfed.vector import Layout

@@ -1,21 +1,32 @@
 """The device and its user's own model: made here, kept here, scored for its user."""
 
 import json
+import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from flwr.app import Message
+from scipy import stats
 
 from client_app.adapt import RegionModel, Settings, adapt_user
 from client_app.app import Device, app, workbench
+from client_app.datasets.dataset import labels_of
 from client_app.identity import Identity
+from client_app.local_steps import Steps, walk
 from client_app.user import FACTS, MODEL, load_user
 from regionfed.config import Config
 from regionfed.contract import (
     AdaptReply,
     AdaptRequest,
+    DeltaRequest,
+    GradientReply,
+    LossReply,
+    LossRequest,
+    ProfileReply,
+    ProfileRequest,
     ScoreReply,
     ScoreRequest,
     decode,
@@ -140,3 +151,85 @@ def test_a_member_of_a_panel_sends_a_fourth_column(t5_folder: Path, tmp_path: Pa
     assert device.score(device.theta, with_user=True)[3::4] == pytest.approx(list(own.sums))
     later = device.score(device.theta + 0.5, with_user=True)
     assert later[3::4] == later[2::4]
+
+
+# ----------------------------------------------------------------------------- a device as one
+def test_a_device_as_one_answers_within_its_bounds(t5_folder: Path, tmp_path: Path) -> None:
+    """Delta, sketch, loss, votes, scores and counts: what the pure functions give, bounded."""
+    device = device_of(t5_folder, tmp_path)
+    bench = device.bench
+    layout, p = bench.layout.fingerprint, bench.layout.size
+    asked = DeltaRequest(
+        round=2,
+        layout=layout,
+        clip_norm=0.25,
+        loss_cap=8.0,
+        sketch_seed=1,
+        sketch_size=8,
+        steps=2,
+        learning_rate=0.05,
+        optimiser="sgd",
+        point=device.theta,
+    )
+    first, again, other = (
+        device.ask(replace(asked, query=query), GradientReply) for query in (0, 0, 1)
+    )
+    assert torch.equal(first.total, again.total) and not torch.equal(first.total, other.total)
+    train = Device.at(bench, WHO).data.train
+    expected = walk(
+        bench.task,
+        bench.layout,
+        device.theta,
+        train,
+        Steps(2, 0.05, derive_seed(bench.config.seed, "local steps", 2, 0, "UK", 1), "sgd"),
+    )
+    assert torch.allclose(first.total, -expected * min(1.0, 0.25 / float(expected.norm())))
+    assert 0.0 < float(first.total.norm()) <= 0.25 * (1 + 1e-6)
+    assert float(first.sketch.norm()) <= 0.25 * (1 + 1e-6) and 0.0 < first.loss <= 8.0
+    vote = LossRequest(2, layout, 1.0, 1e-3, [0.5, 1.0], device.theta, torch.ones(p), as_one=True)
+    assert math.hypot(*device.ask(vote, LossReply).differences) <= 1e-3 * (1 + 1e-6)
+    scores = device.ask(
+        ScoreRequest(2, layout, False, device.theta, device.theta, as_one=True), ScoreReply
+    ).scores
+    assert sum(scores[::3]) == pytest.approx(1.0)
+    assert math.hypot(*scores) <= math.sqrt(3.0)
+    whole = device.score(device.theta)
+    held = sum(whole[::3])
+    assert scores == pytest.approx([v / held for v in whole])
+
+
+@pytest.mark.parametrize(("most", "counted"), [(0, 24), (5, 5), (100, 24)])
+def test_a_device_counts_for_no_more_than_it_is_told(
+    t5_folder: Path, tmp_path: Path, most: int, counted: int
+) -> None:
+    """Its labels shrink alike: all together they change a histogram by that at most."""
+    device = device_of(t5_folder, tmp_path)
+    layout = device.bench.layout.fingerprint
+    labels = len(labels_of(device.bench.dataset))
+    full = device.ask(ProfileRequest(layout, labels), ProfileReply)
+    held = full.examples
+    found = device.ask(ProfileRequest(layout, labels, most), ProfileReply)
+    assert found.examples == min(counted, held)
+    assert sum(found.histogram) <= found.examples + 1e-9
+    assert found.histogram == pytest.approx([n * found.examples / held for n in full.histogram])
+
+
+@pytest.mark.parametrize("noise_seed", [-1, 4])
+def test_examples_are_drawn_by_poisson_sampling(
+    t5_folder: Path, tmp_path: Path, noise_seed: int
+) -> None:
+    """Each with chance q, samples of all sizes, independent over rounds and examples."""
+    device = Device.at(device_of(t5_folder, tmp_path, noise_seed=noise_seed).bench, WHO)
+    examples, rounds, q, level = device.data.train, 1000, 0.2, 1e-5
+    drawn = torch.zeros(rounds, len(examples))
+    for round_ in range(rounds):
+        taken = {id(e) for e in device.poisson_sample(q, round_, "sample 0")}
+        drawn[round_] = torch.tensor([float(id(e) in taken) for e in examples])
+    low, high = stats.binom.interval(1.0 - level / len(examples), rounds, q)
+    assert low <= float(drawn.sum(0).min()) and float(drawn.sum(0).max()) <= high
+    assert len(set(drawn.sum(1).tolist())) > 3
+    centred = drawn - q
+    after = (centred[:-1] * centred[1:]).mean(0) / (q * (1 - q))
+    assert float(after.abs().max()) < 6.0 / math.sqrt(rounds)
+    together = torch.corrcoef(drawn.T) - torch.eye(len(examples))
+    assert float(together.abs().max()) < 6.0 / math.sqrt(rounds)

@@ -22,12 +22,15 @@ from client_app.tasks.text_to_text import TextToText
 from regionfed.sketch import sketch_signs
 from regionfed.vector import Layout
 from tests.conftest import (
+    FAMILIES,
     Loss,
     ToyTask,
     brute_force,
     clipped,
     linear_loss,
     squared_error,
+    tiny_cnn,
+    tiny_images,
     toy_example,
 )
 
@@ -250,12 +253,86 @@ def test_an_example_whose_gradient_is_not_finite_is_left_out(others: int, size: 
 
 
 # ---------------------------------------------------------------------------- the transformer
-def per_example(task: TextToText, examples: Sequence[Example]) -> tuple[torch.Tensor, torch.Tensor]:
+def per_example(task: Task, examples: Sequence[Example]) -> tuple[torch.Tensor, torch.Tensor]:
     layout = Layout.of(task.module)
     weights = layout.tensors(layout.read(task.module))
     gradients, losses = example_gradients(task, weights, task.encode(examples))
     rows = [layout.flatten({n: g[i] for n, g in gradients.items()}) for i in range(len(examples))]
     return torch.stack(rows), losses
+
+
+def mixed(size: int, length: int) -> list[Example]:
+    """Return queries for RoBERTa, padded and of all tasks, the longest of `length` tokens."""
+    # A character has a token of its own here; start and end are two more.
+    long = Example("intent", "a" * (length - 2), "shoes", "g")
+    short = [
+        Example("entities", "b", "brand", "g"),
+        Example("intent", "c d", "car", "g"),
+        Example("spelling", "e", "f", "g"),
+    ]
+    return [long, *(short[i % 3] for i in range(size - 1))]
+
+
+@pytest.mark.parametrize("relation", ["length", "other", "one"])
+def test_gradients_of_a_roberta_equal_a_brute_force_loop(relation: str) -> None:
+    """D7: at batch == length and batch != length; three tasks in one batch."""
+    task = FAMILIES["roberta"][0](0)
+    batch = mixed({"length": 8, "other": 5, "one": 1}[relation], 8)
+    shapes = task.encode(batch)
+    assert shapes["tokens"].shape == (len(batch), 8)
+    layout = Layout.of(task.module)
+    expected, losses = brute_force(task, layout, layout.read(task.module), shapes)
+    found, found_losses = per_example(task, batch)
+    assert torch.allclose(found, expected, atol=1e-5)
+    assert torch.allclose(found_losses, losses, atol=1e-5)
+    assert all(float(row.norm()) > 1e-3 for row in found)
+
+
+@pytest.mark.parametrize("size", [1, 3, 4, 8, 28])
+def test_gradients_of_a_cnn_equal_a_brute_force_loop(size: int) -> None:
+    """D7: also where the batch has as many images as there are channels, units, rows or columns."""
+    task, images = tiny_cnn(), tiny_images(size)
+    layout = Layout.of(task.module)
+    expected, losses = brute_force(task, layout, layout.read(task.module), task.encode(images))
+    found, found_losses = per_example(task, images)
+    assert torch.allclose(found, expected, atol=1e-5)
+    assert torch.allclose(found_losses, losses, atol=1e-5)
+    assert all(float(row.norm()) > 1e-3 for row in found)
+
+
+@pytest.mark.parametrize("family", ["roberta", "cnn"])
+def test_batching_and_padding_change_no_gradient_of_any_family(family: str) -> None:
+    """M7: an example has the same gradient alone, among others, and in any microbatch."""
+    make, examples = FAMILIES[family]
+    task = make(0)
+    together, _ = per_example(task, examples)
+    for row, example in zip(together, examples, strict=True):
+        assert torch.allclose(per_example(task, [example])[0][0], row, atol=1e-5)
+    reference = sums_of(task, examples, bound=0.5, microbatch=8)
+    for microbatch in (1, 2):
+        sums = sums_of(task, examples, bound=0.5, microbatch=microbatch)
+        assert torch.allclose(sums.total, reference.total, atol=1e-5)
+        assert torch.allclose(sums.sketch, reference.sketch, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["roberta", "cnn"])
+def test_every_parameter_of_a_family_gets_its_gradient(family: str) -> None:
+    """D7: the heads of all tasks as well as any other."""
+    make, examples = FAMILIES[family]
+    task = make(0)
+    named = Layout.of(task.module).views(per_example(task, examples)[0].abs().sum(0))
+    assert all(bool(g.any()) for g in named.values()), [n for n, g in named.items() if not g.any()]
+
+
+@pytest.mark.parametrize("family", ["roberta", "cnn"])
+def test_half_precision_of_a_family_is_near_the_truth(family: str) -> None:
+    """M8: bf16 is offered for every family."""
+    make, examples = FAMILIES[family]
+    reference = sums_of(make(0), examples, bound=1e3).total
+    task = make(0)
+    task.module.to(torch.bfloat16)
+    found = sums_of(task, examples, bound=1e3).total
+    assert float(torch.nn.functional.cosine_similarity(reference, found, dim=0)) > 0.97
 
 
 @pytest.mark.parametrize("relation", ["length", "other", "target", "one"])

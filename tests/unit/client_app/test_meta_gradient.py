@@ -1,117 +1,25 @@
 """Gradients, meta-gradients and conflict against brute force: a T5, a RoBERTa and a CNN."""
 
 from collections.abc import Sequence
-from typing import Any, cast
 
 import pytest
 import torch
-from torch import nn
-from torch.func import functional_call
-from transformers import RobertaConfig, RobertaForSequenceClassification
 
 from client_app.datasets.dataset import Example
 from client_app.gradients import clipped_sums, example_gradients, meta_gradient
 from client_app.task import Batch, Task, Tensors
-from client_app.tasks.text_to_text import TextToText
 from regionfed.conflict import conflict
 from regionfed.vector import Layout
-from tests.conftest import ToyTask, brute_force, clipped, tiny_t5, tiny_tokenizer, toy_example
+from tests.conftest import FAMILIES, ToyTask, brute_force, clipped, toy_example
 
 ETA = 0.3
-LENGTH = 6
-CLASSES = 3
 
 
-class Classifier:
-    """A model that classifies; examples are numbers, as in ``"1 4 2"`` and ``"0"``."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self.module = module.eval()
-
-    def encode(self, examples: Sequence[Example]) -> Batch:
-        return {
-            "inputs": torch.tensor([[float(v) for v in e.source.split()] for e in examples]),
-            "labels": torch.tensor([int(e.target) for e in examples]),
-        }
-
-    def logits(self, weights: Tensors, inputs: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = functional_call(self.module, dict(weights), (inputs,))
-        return found
-
-    def losses(self, weights: Tensors, batch: Batch) -> torch.Tensor:
-        logits = self.logits(weights, batch["inputs"])
-        return nn.functional.cross_entropy(logits, batch["labels"], reduction="none")
-
-    def scores(self, weights: Tensors, examples: Sequence[Example]) -> list[float]:
-        batch = self.encode(examples)
-        right = self.logits(weights, batch["inputs"]).argmax(1) == batch["labels"]
-        return [float(r) for r in right]
-
-
-class Roberta(Classifier):
-    """A RoBERTa; masks and positions are given, for making them branches on values."""
-
-    def logits(self, weights: Tensors, inputs: torch.Tensor) -> torch.Tensor:
-        positions = torch.arange(2, 2 + LENGTH)[None].expand(len(inputs), -1)
-        kwargs = {
-            "input_ids": inputs.long(),
-            "position_ids": positions,
-            "attention_mask": torch.zeros(1, 1, 1, LENGTH),
-        }
-        found: torch.Tensor = functional_call(self.module, dict(weights), kwargs=kwargs).logits
-        return found
-
-
-def tiny_roberta() -> nn.Module:
-    config = RobertaConfig(
-        vocab_size=20,
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=24,
-        max_position_embeddings=LENGTH + 2,
-        num_labels=CLASSES,
-    )
-    config._attn_implementation = "eager"
-    return cast(nn.Module, RobertaForSequenceClassification(config))
-
-
-def tiny_cnn() -> nn.Module:
-    return nn.Sequential(
-        nn.Unflatten(1, (1, LENGTH)),
-        nn.Conv1d(1, 4, 3, padding=1),
-        nn.Tanh(),
-        nn.MaxPool1d(2),
-        nn.Flatten(),
-        nn.Linear(4 * LENGTH // 2, CLASSES),
-    )
-
-
-def numbers(n: int, seed: int = 0) -> list[Example]:
-    generator = torch.Generator().manual_seed(seed)
-    rows = torch.randint(2, 20, (n, LENGTH), generator=generator).tolist()
-    return [Example("t", " ".join(map(str, r)), str(sum(r) % CLASSES), "g") for r in rows]
-
-
-TEXTS = [
-    Example("intent", "red shoes", "shoes", "a"),
-    Example("spelling", "umbrela", "umbrella", "b"),
-    Example("entities", "20 l tank for a green car", "size unit other", "c"),
-]
-
-
-@pytest.fixture(params=["t5", "roberta", "cnn"])
+@pytest.fixture(params=list(FAMILIES))
 def case(request: pytest.FixtureRequest) -> tuple[Task, list[Example]]:
     """A model with a few thousand weights, and examples for it."""
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        cases: dict[str, Any] = {
-            "t5": lambda: (TextToText(tiny_t5(), tiny_tokenizer()), TEXTS),
-            "roberta": lambda: (Roberta(tiny_roberta()), numbers(4)),
-            "cnn": lambda: (Classifier(tiny_cnn()), numbers(5)),
-        }
-        task, examples = cases[request.param]()
-    return task, examples
+    make, examples = FAMILIES[request.param]
+    return make(0), examples[:4]
 
 
 def composed(
@@ -133,16 +41,6 @@ def vectors(
     return torch.stack(
         [layout.flatten({n: g[i] for n, g in gradients.items()}) for i in range(len(examples))]
     )
-
-
-def test_gradients_equal_a_brute_force_loop(case: tuple[Task, list[Example]]) -> None:
-    """D7: per example, on each kind of model."""
-    task, examples = case
-    layout = Layout.of(task.module)
-    expected, _ = brute_force(task, layout, layout.read(task.module), task.encode(examples))
-    found = vectors(task, layout, examples)
-    assert torch.allclose(found, expected, atol=1e-5)
-    assert all(float(row.norm()) > 1e-3 for row in found)
 
 
 def test_meta_gradients_equal_autograd_on_the_composed_loss(

@@ -13,7 +13,6 @@ from region_app.coordinator import Coordinator
 from region_app.state import StateFolder
 from regionfed.config import Config
 from regionfed.contract import (
-    UNCLIPPED,
     GradientReply,
     GradientRequest,
     LossReply,
@@ -23,6 +22,7 @@ from regionfed.contract import (
 )
 from regionfed.errors import PrivacyError, RunError
 from regionfed.privacy.plan import plan_privacy
+from regionfed.privacy.units import UNCLIPPED
 from tests.conftest import (
     Script,
     coordinator_of,
@@ -278,7 +278,7 @@ def test_a_region_goes_the_way_that_fits_it(
 
 # ------------------------------------------------------------------------------ the clipped mean
 def mean_config(**settings: Any) -> Config:
-    return tiny_config(clipping="region-mean", conflict="raw", **settings)
+    return tiny_config(unit="example-in-mean", conflict="raw", **settings)
 
 
 @pytest.mark.parametrize(("scale", "norm"), [(0.001, None), (10.0, 0.5)])

@@ -167,10 +167,10 @@ def test_the_paper_s_profile_is_the_published_settings() -> None:
     paper = Config.from_run_config({"profile": "paper"})
     assert (paper.clip_norm, paper.noise_multiplier, paper.rounds) == (1.0, 4.0, 50)
     assert (paper.sampling_rate, paper.alpha_min) == (0.1, 0.5)
-    assert (paper.sign, paper.rho_search, paper.clipping) == (
+    assert (paper.sign, paper.rho_search, paper.unit) == (
         "published",
         "published",
-        "region-mean",
+        "example-in-mean",
     )
     assert (paper.rho_high, paper.rho_evaluations, paper.conflict) == (1.0, 7, "raw")
 
@@ -205,4 +205,4 @@ def test_what_a_profile_sets_keeps_the_rules(profile: str) -> None:
 def test_a_clipped_mean_releases_no_sketch() -> None:
     """Nothing bounds what one example adds to it."""
     with pytest.raises(ConfigurationError, match="conflict='raw' or 'debiased'"):
-        Config.from_run_config({"clipping": "region-mean"})
+        Config.from_run_config({"unit": "example-in-mean"})

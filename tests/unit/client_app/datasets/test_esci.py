@@ -13,13 +13,13 @@ from client_app.datasets.esci import (
     MAX_WORDS,
     SOURCES,
     TYPE_WORDS,
-    EsciDataset,
     load,
     normalise,
     query_key,
     shortened,
     slip,
 )
+from client_app.datasets.shared import SharedDataset
 from regionfed.errors import DataError
 
 SHARED = Path(__file__).resolve().parents[4] / ".." / "shared" / "data"
@@ -55,7 +55,7 @@ def write(folder: Path, **changed: str | bytes) -> Path:
     return folder
 
 
-def small(folder: Path, **changed: int | float) -> EsciDataset:
+def small(folder: Path, **changed: int | float) -> SharedDataset:
     return load(DataConfig(**{"path": folder, "regions": 2, "clients_per_region": 3, **changed}))
 
 

@@ -14,10 +14,8 @@ from client_app.tasks.text_to_text import (
     MAX_TARGET,
     TextToText,
     make_task,
-    model_folder,
     token_f1,
 )
-from regionfed.errors import ConfigurationError
 from regionfed.vector import Layout
 from tests.conftest import tiny_config, tiny_t5, tiny_tokenizer
 
@@ -255,9 +253,3 @@ def test_the_vector_written_into_a_model_is_exported_and_loads_the_same(
     inputs = {"input_ids": batch["source"], "decoder_input_ids": batch["inputs"]}
     logits = [functional_call(m, {}, kwargs=inputs).logits for m in (t5.module, again.module)]
     assert torch.equal(*logits)
-
-
-def test_a_folder_that_does_not_exist_is_refused_and_no_hub_is_asked() -> None:
-    """M10: the error says what to give."""
-    with pytest.raises(ConfigurationError, match="nothing is fetched from a hub"):
-        model_folder("google-t5/t5-small-does-not-exist-here")

@@ -9,12 +9,19 @@ from regionfed.privacy.accountant import count_releases, epsilon, epsilon_rdp
 from regionfed.privacy.audit import audit, joint_noise
 from regionfed.privacy.ledger import LedgerEvent
 from regionfed.privacy.mechanism import GaussianSum, Part
+from regionfed.privacy.units import UNITS
 
 JOINT = GaussianSum(
-    "update+loss", "train", "example", 0.1, (Part("update", 0.5, 3.0), Part("loss", 8.0, 6.0))
+    "update+loss",
+    "train",
+    UNITS["example"],
+    0.1,
+    (Part("update", 0.5, 3.0), Part("loss", 8.0, 6.0)),
 )
-SIZE = GaussianSum("region size", "train", "example", 1.0, (Part("size", 1.0, 20.0),))
-SCORES = GaussianSum("held-out scores", "held-out", "example", 1.0, (Part("scores", 3**0.5, 9.0),))
+SIZE = GaussianSum("region size", "train", UNITS["example"], 1.0, (Part("size", 1.0, 20.0),))
+SCORES = GaussianSum(
+    "held-out scores", "held-out", UNITS["example"], 1.0, (Part("scores", 3**0.5, 9.0),)
+)
 
 
 def events_of(region: str, rounds: int) -> list[LedgerEvent]:

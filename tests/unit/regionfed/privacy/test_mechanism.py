@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from regionfed.privacy.mechanism import GaussianSum, Part
+from regionfed.privacy.units import UNITS
 from regionfed.randomness import PrivateRandomness
 
 KEY = bytes(range(32))
@@ -16,7 +17,7 @@ LEVEL = 1e-3
 
 
 def mechanism(*parts: Part, rate: float = 0.1) -> GaussianSum:
-    return GaussianSum("update+loss", "train", "example", rate, parts)
+    return GaussianSum("update+loss", "train", UNITS["example"], rate, parts)
 
 
 UPDATE = Part("update", 0.5, 2.0)

@@ -206,7 +206,7 @@ def test_the_published_settings_have_the_epsilons_that_they_have() -> None:
     region = region_epsilon(config, plan, config.rounds)
     assert region.emptied == pytest.approx(8.6, abs=0.01)
     assert region.replaced == pytest.approx(20.68, abs=0.01)
-    own = replace(config, clipping="example")
+    own = replace(config, unit="example")
     budgets = plan_privacy(own, sketch=False, votes=False).budgets
     assert budgets[TRAIN] == pytest.approx(0.684, abs=0.002)
 

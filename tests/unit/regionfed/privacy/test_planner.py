@@ -39,7 +39,7 @@ def test_a_region_is_in_every_round() -> None:
     assert complete(PUBLISHED, present).epsilon == pytest.approx(8.6, abs=0.05)
     assert complete(alone, present) == complete(PUBLISHED, present)
     assert complete(alone, replaced).epsilon == pytest.approx(20.7, abs=0.05)
-    assert (present.neighbouring, replaced.neighbouring) == ("add-or-remove-one", "replace-one")
+    assert (present.neighbouring, replaced.neighbouring) == ("zero-out", "replace-one")
 
 
 @pytest.mark.parametrize(("target", "z"), [(0.6, 4.476), (1.0, 2.932), (4.0, 1.147), (8.0, 0.804)])

@@ -57,7 +57,7 @@ def test_a_sound_run_agrees(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         "unit example, held-out data",
         "by PLD",
         "by RDP",
-        "delta 1e-05; add-or-remove-one one unit; accountant PLD",
+        "delta 1e-05; add-or-remove-one one example; accountant PLD",
         "train data: the summary says epsilon",
         "they agree",
     ):

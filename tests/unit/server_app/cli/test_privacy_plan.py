@@ -29,7 +29,7 @@ def test_json_of_one_unit(capsys: pytest.CaptureFixture[str]) -> None:
     assert in_mean["epsilon"] == pytest.approx(1.65, abs=5e-3)
     assert {p["unit"] for p in said["plans"]} == {"example"}
     assert alone["neighbouring"] == "add-or-remove-one" and alone["sampling"] == "Poisson, rate 0.1"
-    assert said["forecast"]["verdict"] == "faint" and "PLD" in said["accountant"]
+    assert said["forecast"]["forecast"]["verdict"] == "faint" and "PLD" in said["accountant"]
 
 
 def test_a_region_needs_no_rate(capsys: pytest.CaptureFixture[str]) -> None:
