@@ -59,19 +59,18 @@ def walk(
     """
     if not examples:
         return torch.zeros(layout.size)
-    at = layout.tensors(start.to(device_of(task)))
-    weights = {n: t.detach().clone() for n, t in at.items()}
-    for weight in weights.values():
-        weight.requires_grad_()
-    optimiser = OPTIMISERS[steps.optimiser](list(weights.values()), steps.learning_rate)
+    # What steps is the float32 vector, whatever the model computes in: in 8 bits small steps
+    # vanish, and rounding `start` to them would look like a step.
+    at = start.to(device_of(task)).detach().clone().requires_grad_()
+    optimiser = OPTIMISERS[steps.optimiser]([at], steps.learning_rate)
     order = _batches(len(examples), steps.seed)
     for _ in range(steps.count):
         batch = task.encode([examples[i] for i in next(order)])
         optimiser.zero_grad()
-        # An unused weight keeps no gradient and does not move.
-        task.losses(weights, batch).float().mean().backward()
+        # An unused weight's gradient is zero: neither optimiser moves it then.
+        task.losses(layout.tensors(at), batch).float().mean().backward()
         optimiser.step()
-    return layout.flatten(weights) - start
+    return at.detach().to(start.device) - start
 
 
 def clipped_delta(

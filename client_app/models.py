@@ -378,7 +378,8 @@ def select_trainable(module: nn.Module, pattern: str, head: str = "(?!)") -> Non
     names = [name for name, _ in module.named_parameters()]
     if not any(map(chosen.search, names)):
         raise ConfigurationError(
-            f"trainable='{pattern}' matches no parameter; there are {', '.join(names[:5])}, ..."
+            f"trainable='{pattern}' matches no parameter; there are {', '.join(names[:5])}, ... "
+            f'Set trainable="" to train all, or a regular expression over such names.'
         )
     for name, parameter in module.named_parameters():
         trained = chosen.search(name) or re.search(head, name)
@@ -412,7 +413,10 @@ def add_lora(module: nn.Module, rank: int, pattern: str) -> nn.Module:
         and id(layer.weight) not in tied
     ]
     if not targets:
-        raise ConfigurationError(f"trainable='{pattern}' matches no linear layer for lora-rank.")
+        raise ConfigurationError(
+            f"trainable='{pattern}' matches no linear layer for lora-rank={rank}. Set "
+            f'trainable="" for adapters on all of them.'
+        )
     settings = LoraConfig(r=rank, lora_alpha=rank, lora_dropout=0.0, target_modules=targets)
     adapted: nn.Module = inject_adapter_in_model(settings, module)
     return adapted

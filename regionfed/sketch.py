@@ -39,18 +39,19 @@ def sketch(tensors: Mapping[str, torch.Tensor], signs: Mapping[str, torch.Tensor
     Parameters
     ----------
     tensors : Mapping[str, torch.Tensor]
-        Gradients of B examples by name, each (B, ...).
+        Gradients of B examples by name, each (B, ...), all on the device of the signs.
     signs : Mapping[str, torch.Tensor]
         From `sketch_signs`.
 
     Returns
     -------
     torch.Tensor
-        (B, k). Linear in the gradients.
+        (B, k), on their device. Linear in the gradients.
     """
     size = next(iter(signs.values())).shape[1]
-    batch = next(iter(tensors.values())).shape[0]
-    out = torch.zeros(batch, size)
+    first = next(iter(tensors.values()))
+    batch = first.shape[0]
+    out = torch.zeros(batch, size, device=first.device)
     for name, sign in signs.items():
         flat = tensors[name].flatten(1) if tensors[name].ndim > 1 else tensors[name][:, None]
         whole = flat.shape[1] // size * size

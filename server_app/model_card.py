@@ -1,6 +1,7 @@
 """The page that goes with an exported model: what it is, what protects whom, how good it is."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from regionfed.config import Config
@@ -47,14 +48,15 @@ def model_card(facts: Json, usage: str) -> str:
     if facts["examples"] is not None:
         noised = " (its size as released, with noise)" if config.privacy_mode != "none" else ""
         examples = f"; this region has {facts['examples']:,} examples{noised}"
+    hub = _HUB.get(config.task, Hub())
     parts = [
-        _FRONT,
+        _FRONT.format(pipeline=hub.pipeline),
         f"# RegionFed: {title}",
         f"{formula}{weights}, after {facts['rounds']} rounds of run `{facts['run']}` "
         f"({facts['status'] or 'unfinished'}).",
         "## How to load it",
-        f"This folder is all that it takes, with `folder` its path:\n\n```python\n{usage}\n```\n\n"
-        f"A query is asked as `task: query`.",
+        f"This folder is all that it takes, with `folder` its path:\n\n```python\n{usage}\n```",
+        hub.asked,
         "## Privacy",
         *_privacy(facts["privacy"] or {}),
         "## Data",
@@ -69,10 +71,30 @@ def model_card(facts: Json, usage: str) -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
+@dataclass(frozen=True)
+class Hub:
+    """What a page says of a task: its line for Hugging Face, and how a query is put.
+
+    Of a task of one's own it says neither.
+    """
+
+    pipeline: str = ""
+    asked: str = ""
+
+
+_HUB = {
+    "text-to-text": Hub(
+        "\npipeline_tag: text2text-generation", "A query is asked as `task: query`."
+    ),
+    "labels": Hub(
+        "\npipeline_tag: token-classification",
+        "One head has the labels of all tasks: those of a task begin with its name.",
+    ),
+}
+
 _FRONT = """\
 ---
-library_name: transformers
-pipeline_tag: text2text-generation
+library_name: transformers{pipeline}
 tags:
 - federated-learning
 - differential-privacy

@@ -13,6 +13,7 @@ from regionfed.config import Config
 from regionfed.errors import RunStoppedError
 from regionfed.privacy.plan import TRAIN, PrivacyPlan, predicted_noise, region_epsilon
 from regionfed.privacy.planner import DROWNED
+from regionfed.privacy.units import UNITS
 from regionfed.records import RoundRecord, Status, Summary
 from regionfed.vector import to_arrays
 from server_app.checkpoint import load_checkpoint, save_checkpoint
@@ -247,7 +248,7 @@ def warnings(config: Config, federation: Federation) -> list[str]:
     said = []
     plan = federation.plan
     clips_mean = plan.update.part("update").of_mean
-    if clips_mean and not plan.unit.declared:
+    if UNITS[config.unit].promises_region_too:
         whole = region_epsilon(config, plan, config.rounds)
         said.append(
             f"epsilon per region, of its updates and gradients alone: {whole.emptied:.3g} (data "

@@ -20,6 +20,7 @@ from regionfed.privacy.plan import (
     spent_on,
     uses,
 )
+from regionfed.privacy.units import UNITS
 from regionfed.records import (
     EvaluationSummary,
     Failure,
@@ -140,7 +141,7 @@ def _privacy(config: Config, plan: PrivacyPlan, rounds: int, spent: float) -> Pr
     unit = plan.unit
     units = {unit.protects: spent, **other_epsilons(config, plan, rounds)}
     whole = ""
-    if plan.query.part("gradient").of_mean and not unit.declared:
+    if UNITS[config.unit].promises_region_too:
         region = region_epsilon(config, plan, rounds)
         units |= {"region emptied": region.emptied, "region replaced": region.replaced}
         whole = (

@@ -122,7 +122,7 @@ QUERIES = [
     Example("intent", "a b", "grocery", "b"),
     Example("entities", "20 l tank for car", "size unit other other other", "c"),
     Example("spelling", "umbrela", "umbrella", "d"),
-    Example("spelling", "t", "tea", "e"),
+    Example("spelling", "ea", "tea", "e"),
 ]
 
 

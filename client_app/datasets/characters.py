@@ -1,6 +1,7 @@
 """Handwritten characters: FEMNIST as LEAF and the hub publish it, and UNIPEN's ten donors.
 
-``femnist`` reads `data-path` (a file, or a folder and what is below it) in any of these forms:
+``femnist`` reads `data-path` in any of these forms. It is a file, or a folder: what is called
+``femnist*`` in that, and where there is no such thing, all that is below it.
 
 * LEAF's json: ``users``, and ``user_data`` with ``x`` (784 numbers, 1 is paper) and ``y``;
 * parquet of the hub's ``flwrlabs/femnist``: ``image`` (a PNG), ``writer_id``, ``hsf_id``,
@@ -20,7 +21,7 @@ import hashlib
 import io
 import json
 import string
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -122,17 +123,25 @@ def _files(path: Path | None) -> list[Path]:
         raise DataError("dataset 'femnist' is read from disk: set data-path to its folder.")
     if path.is_file():
         return [path]
-    found = sorted(
-        p
-        for suffix in FORMS
-        for p in path.rglob(f"*{suffix}")
-        if suffix != ".npz" or p.name.startswith("femnist")
-    )
+    # A folder of many datasets has other people's json and parquet too.
+    found = _below(path.glob("femnist*")) or _below([path])
     if not found:
         raise DataError(
             f"data-path='{path}': no LEAF json, hub parquet or femnist*.npz below it. Correct it."
         )
     return found
+
+
+def _below(places: Iterable[Path]) -> list[Path]:
+    """Return the files of the known forms among some files and below some folders."""
+    return sorted(
+        file
+        for place in places
+        for file in (place, *place.rglob("*"))
+        if file.is_file()
+        and file.suffix in FORMS
+        and (file.suffix != ".npz" or file.name.startswith("femnist"))
+    )
 
 
 def _leaf(path: Path) -> Iterator[Glyph]:

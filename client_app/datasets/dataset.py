@@ -29,6 +29,15 @@ class Example:
     group: str
 
 
+def query_group(task: str, source: str, target: str) -> str:
+    """Return the group of a query: its words, in whatever order.
+
+    A mistyped query and its correction are one query: what was meant is the target.
+    """
+    meant = target if task == "spelling" else source
+    return " ".join(sorted(meant.casefold().split()))
+
+
 @dataclass(frozen=True)
 class ClientData:
     """The examples of one device: what it learns from, and what it is judged on."""

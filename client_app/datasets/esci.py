@@ -25,9 +25,6 @@ commonest entity type (entities). No part is smaller than half an even share, so
 tasks with few rows can still be learned and judged in every region.
 """
 
-import csv
-import io
-import json
 import re
 import unicodedata
 from collections import Counter
@@ -50,10 +47,12 @@ from client_app.datasets.shared import (
     skewed,
 )
 from client_app.datasets.spaces import Space
-from client_app.datasets.table import read_text
+from client_app.datasets.table import csv_rows, json_rows
 from regionfed.errors import DataError
 
 MAX_WORDS = 12
+INTENT = ("query", "category")
+SPELLING = ("typed", "corrected")
 OTHER = "other"
 
 TYPE_WORDS = {
@@ -268,7 +267,7 @@ def _read(
 
 
 def _intent(path: Path) -> Iterator[Row]:
-    rows = list(_columns(path, "query", "category"))
+    rows = [(row["query"], row["category"]) for _, row in csv_rows(path, needed=INTENT)]
     names = shortened({category for _, category in rows})
     for query, category in rows:
         # The start of a long query still has its department, and this task's rows are few.
@@ -293,17 +292,15 @@ def shortened(names: Iterable[str]) -> dict[str, str]:
 
 
 def _spelling(path: Path) -> Iterator[Row]:
-    for pair in _columns(path, "typed", "corrected"):
-        typed, corrected = map(normalise, pair)
+    for _, row in csv_rows(path, needed=SPELLING):
+        typed, corrected = (normalise(row[name]) for name in SPELLING)
         if typed != corrected:
             yield Row(typed, corrected, slip(typed, corrected))
 
 
 def _entities(path: Path) -> Iterator[Row]:
-    for number, line in enumerate(read_text(path).split("\n"), start=1):
-        if not line.strip():
-            continue
-        tokens, types = _tagged(line, f"{path}, line {number}")
+    for number, record in json_rows(path):
+        tokens, types = _tagged(record, f"{path}, line {number}")
         if any(len(token.split()) != 1 for token in tokens):
             continue  # A token that is not one word would break the word-for-word target.
         named = Counter(name for name in types if name != OTHER)
@@ -319,14 +316,8 @@ SOURCES: dict[str, tuple[str, str, Callable[[Path], Iterator[Row]]]] = {
 """For each task: the usual subfolder of its file, the file's name, and its reader."""
 
 
-def _tagged(line: str, where: str) -> tuple[list[str], list[str]]:
-    """Return the tokens of a JSON line and the entity type of each."""
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{where}: not JSON ({error}); expected one object a line.") from error
-    if not isinstance(record, dict):
-        raise DataError(f"{where}: expected an object, found {type(record).__name__}.")
+def _tagged(record: Mapping[Any, Any], where: str) -> tuple[list[str], list[str]]:
+    """Return the tokens of a line and the entity type of each."""
     for key in ("tokens", "labels"):
         value = record.get(key)
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
@@ -342,25 +333,3 @@ def _tagged(line: str, where: str) -> tuple[list[str], list[str]]:
 
 def _type_word(name: str) -> str:
     return TYPE_WORDS.get(name, name.replace("_", "-"))
-
-
-def _columns(path: Path, *names: str) -> Iterator[list[str]]:
-    """Yield the values of the named columns of a CSV file, row by row."""
-    reader = csv.DictReader(io.StringIO(read_text(path), newline=""), strict=True)
-    lines = reader.reader  # DictReader's own line number stands still at faults and blank lines.
-    try:
-        header = reader.fieldnames or []
-        if missing := [name for name in names if name not in header]:
-            raise DataError(
-                f"{path}, line 1: no column {', '.join(missing)}; found {', '.join(header)}."
-            )
-        for row in reader:
-            # DictReader files surplus fields under None, and None for fields that lack.
-            if None in row or None in row.values():
-                raise DataError(
-                    f"{path}, line {lines.line_num}: expected {len(header)} fields; is there "
-                    f"a comma or a quote that is not quoted?"
-                )
-            yield [row[name] for name in names]
-    except csv.Error as error:
-        raise DataError(f"{path}, line {lines.line_num}: {error}.") from error

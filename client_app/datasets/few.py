@@ -7,7 +7,16 @@ of examples and the dataset's own name stand behind the module's.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from client_app.datasets.dataset import DATASETS, ClientData, DataConfig, FederatedDataset, Loader
+from client_app.datasets.dataset import (
+    DATASETS,
+    ClientData,
+    DataConfig,
+    Example,
+    FederatedDataset,
+    LabelledDataset,
+    Loader,
+    labels_of,
+)
 from client_app.datasets.spaces import Space, StatesSpaces
 
 
@@ -32,6 +41,15 @@ class Few:
     def spaces(self) -> Mapping[str, Space]:
         """Answers of each task, if the dataset states any."""
         return self.inner.spaces if isinstance(self.inner, StatesSpaces) else {}
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Labels of the dataset, if it states any."""
+        return labels_of(self.inner)
+
+    def label(self, example: Example) -> str | None:
+        """Return the label of an example."""
+        return self.inner.label(example) if isinstance(self.inner, LabelledDataset) else None
 
     def clients(self, region: str) -> int:
         """Return the number of devices of a region."""

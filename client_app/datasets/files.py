@@ -9,15 +9,18 @@ key       what it holds                                                where the
 source    the text                                                     (needed)
 target    the answer                                                   (needed)
 task      the task's name                                              one task, ``answer``
-region    the region                                                   the subfolder; else drawn
+region    the region                                                   the subfolder, those within
+                                                                       others joined by ``-``;
+                                                                       else drawn
 client    the client of the region                                     the file; else drawn
 group     what must not be on both sides of the split: the query, the  the words of the source
           product
 ========  ===========================================================  =============================
 
-Without a region, clients are dealt out to `regions` regions; without either, rows are, by a
-Dirichlet draw over their targets. ``labels.json`` beside the files states the answers of each
-task, for models with a head, and so that an unknown one is found:
+Either all rows have a region, or none has; so it is with clients. Without a region, clients are
+dealt out to `regions` regions; without either, rows are, by a Dirichlet draw over their targets.
+``labels.json`` beside the files states the answers of each task, for models with a head, and so
+that an unknown one is found:
 ``{"intent": ["shoes", "tea"]}``, or in full
 ``{"entities": {"kind": "tags", "labels": ["other", "brand"]}, "spelling": {"kind": "text"}}``.
 """
@@ -32,9 +35,10 @@ from typing import Any
 
 import numpy as np
 
-from client_app.datasets.dataset import DataConfig, Example
+from client_app.datasets.dataset import DataConfig, Example, query_group
 from client_app.datasets.shared import (
     SharedDataset,
+    all_named,
     by_owner,
     check_shape,
     devices_of,
@@ -42,7 +46,7 @@ from client_app.datasets.shared import (
     skewed,
 )
 from client_app.datasets.spaces import Space
-from client_app.datasets.table import READERS, rows_of, suffix_of
+from client_app.datasets.table import READERS, name_of, rows_of, suffix_of
 from regionfed.errors import DataError
 from regionfed.registry import nearest
 
@@ -54,9 +58,10 @@ TASK = "answer"
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A row: its example, and whose it is; None where nothing says so."""
+    """A row: its example, where it is, and whose it is; None where nothing says so."""
 
     example: Example
+    where: str
     region: str | None
     client: Hashable | None
 
@@ -130,6 +135,8 @@ def read_spaces(path: Path) -> dict[str, Space]:
             else Space(space["kind"], tuple(map(str, space.get("labels", ()))))
             for task, space in stated.items()
         }
+    except DataError as error:
+        raise DataError(f"{file}: {error}") from error
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise DataError(
             f'{file} cannot be read ({error!r}). Expected {{"task": ["label", ...]}}, or '
@@ -142,7 +149,7 @@ def _records(
 ) -> list[Record]:
     """Return the records of a file."""
     below = file.relative_to(root).parts[:-1] if root.is_dir() else ()
-    of_file = file.name.partition(".")[0] if root.is_dir() else None
+    of_file = name_of(file) if root.is_dir() else None
     out = []
     for number, row in rows_of(file):
         where = f"{file}, line {number}"
@@ -168,10 +175,9 @@ def _records(
                 )
             if wrong := spaces[task].check(source, target):
                 raise DataError(f"{where}: task '{task}': {wrong}.")
-        # A mistyped query and its correction are one query: what was meant is the target.
-        meant = target if task == "spelling" else source
-        example = Example(task, source, target, group or " ".join(sorted(meant.casefold().split())))
-        out.append(Record(example, region or "/".join(below) or None, client or of_file))
+        example = Example(task, source, target, group or query_group(task, source, target))
+        # Joined so that a name is one folder, wherever it becomes one.
+        out.append(Record(example, where, region or "-".join(below) or None, client or of_file))
     return out
 
 
@@ -180,7 +186,8 @@ def _text(where: str, column: str, value: Any) -> str:
     if isinstance(value, (bool, int)):
         value = str(value)
     elif isinstance(value, float) and math.isfinite(value):
-        value = f"{value:g}"
+        # In full: two numbers that are not equal must not become one client.
+        value = str(int(value)) if value.is_integer() else repr(value)
     if not isinstance(value, str) or not value.strip():
         raise DataError(
             f"{where}: '{column}' must be a text or a number and not empty, found {value!r}: "
@@ -196,12 +203,13 @@ def _shared(
     config: DataConfig,
 ) -> SharedDataset:
     regions = _regions(records, config)
+    named = _named(records, "client")
     devices = []
     for region, rows in regions.items():
         mine = [records[i] for i in rows]
         examples = [record.example for record in mine]
         clients = [record.client for record in mine]
-        if None not in clients:
+        if named:
             names: dict[Hashable, list[int]] = {}
             for index, client in enumerate(clients):
                 names.setdefault(client, []).append(index)
@@ -220,21 +228,13 @@ def _shared(
 
 def _regions(records: Sequence[Record], config: DataConfig) -> dict[str, Sequence[int]]:
     """Return the row numbers of each region, by name."""
-    said = [record.region for record in records]
-    if None not in said:
+    if _named(records, "region"):
         named: dict[str, list[int]] = {}
-        for index, region in enumerate(said):
-            named.setdefault(str(region), []).append(index)
+        for index, record in enumerate(records):
+            named.setdefault(str(record.region), []).append(index)
         return {name: named[name] for name in sorted(named)}
-    if any(region is not None for region in said):
-        index = said.index(None)
-        raise DataError(
-            f"some rows have a region and row {index + 1} of all has none: give all of them one, "
-            f"or none."
-        )
-    clients = [record.client for record in records]
-    if None not in clients:
-        parts = by_owner(clients, config.regions)
+    if _named(records, "client"):
+        parts = by_owner([record.client for record in records], config.regions)
     else:
         parts = skewed(
             np.arange(len(records)),
@@ -244,3 +244,7 @@ def _regions(records: Sequence[Record], config: DataConfig) -> dict[str, Sequenc
             purpose_rng(config.seed, "files", "regions"),
         )
     return {f"R{n + 1}": part.tolist() for n, part in enumerate(parts)}
+
+
+def _named(records: Sequence[Record], what: str) -> bool:
+    return all_named([getattr(r, what) for r in records], what, [r.where for r in records])

@@ -1,20 +1,31 @@
 """The dataset that a configuration names."""
 
 import os
+import unicodedata
 from functools import lru_cache
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 
 from client_app.datasets.dataset import DATASETS, DataConfig, FederatedDataset
 from client_app.datasets.validation import ValidationDataset
 from regionfed.config import Config
+from regionfed.errors import DataError
 
 FOLDER = "REGIONFED_DATA"
 """Environment variable: the folder of the files where `data-path` is empty."""
 
+LONGEST_NAME = 100
+"""Bytes of a region's name: it becomes part of paths, and those have an end."""
+
 
 @lru_cache(maxsize=1)
 def dataset_of(config: Config) -> FederatedDataset:
-    """Load the dataset that a configuration names; the last one is kept."""
+    """Load the dataset that a configuration names; the last one is kept.
+
+    Raises
+    ------
+    DataError
+        If it cannot be read, or the name of a region could not be that of a folder.
+    """
     path = config.data_path or os.environ.get(FOLDER, "")
     dataset = DATASETS.load(config.dataset)(
         DataConfig(
@@ -27,4 +38,33 @@ def dataset_of(config: Config) -> FederatedDataset:
             columns=config.columns,
         )
     )
+    for region in dataset.regions:
+        check_region(region)
     return ValidationDataset(dataset) if config.held_out == "validation" else dataset
+
+
+def check_region(name: str) -> None:
+    """Refuse a name of a region that is not that of one folder, here and on other systems.
+
+    Names come from files, and a region's ledger, state and devices lie in folders of that name.
+
+    Raises
+    ------
+    DataError
+        Naming the region, what is wrong and what to do.
+    """
+    # Windows' rules have Unix's in them: both separators, drives, "" and ".".
+    is_path = PureWindowsPath(name).name != name or name in {"", ".."}
+    unwritable = any(unicodedata.category(char) in {"Cc", "Cs"} for char in name)
+    wrong = {
+        "it is a path, not a name": is_path,
+        "it has a control character": unwritable,
+        f"it is longer than {LONGEST_NAME} bytes": len(name.encode(errors="replace"))
+        > LONGEST_NAME,
+    }
+    for why, holds in wrong.items():
+        if holds:
+            raise DataError(
+                f"the region {name!r} cannot have a folder: {why}. Rename it where the data names "
+                f"it: a name without '/' and '\\', of {LONGEST_NAME} bytes at most."
+            )

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from client_app.datasets.dataset import ClientData, Example
+from client_app.datasets.dataset import ClientData, Example, query_group
 from client_app.datasets.partition import split_by_group
 from client_app.datasets.table import csv_rows, json_rows
 from regionfed.errors import DataError
@@ -78,6 +78,4 @@ def _example(where: str, row: Mapping[Any, Any], tasks: Sequence[str]) -> Exampl
             f"{where}: unknown task '{task}'{nearest(task, list(tasks))} "
             f"The model knows {', '.join(tasks)}."
         )
-    # A mistyped query and its correction are one query: what was meant is the target.
-    meant = target if task == "spelling" else source
-    return Example(task, source, target, " ".join(sorted(meant.casefold().split())))
+    return Example(task, source, target, query_group(task, source, target))

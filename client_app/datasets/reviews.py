@@ -15,6 +15,7 @@ The target is the number of stars, ``"1"`` to ``"5"``.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from client_app.datasets.dataset import DataConfig, Example
 from client_app.datasets.partition import Indices
 from client_app.datasets.shared import (
     SharedDataset,
+    all_named,
     by_owner,
     check_shape,
     devices_of,
@@ -31,7 +33,7 @@ from client_app.datasets.shared import (
     skewed,
 )
 from client_app.datasets.spaces import Space
-from client_app.datasets.table import json_rows, suffix_of
+from client_app.datasets.table import json_rows, name_of, suffix_of
 from regionfed.errors import DataError
 
 TASK = "stars"
@@ -43,8 +45,14 @@ STAND_INS = (
 # A region of the stand-in that names no domain.
 _DEVICES = "devices"
 
-Review = tuple[Example, str | None]
-"""An example, and its user if the file names one."""
+
+@dataclass(frozen=True, slots=True)
+class Review:
+    """An example, where it is, and its user if the file names one."""
+
+    example: Example
+    where: str
+    user: str | None
 
 
 def load(config: DataConfig) -> SharedDataset:
@@ -60,7 +68,7 @@ def load(config: DataConfig) -> SharedDataset:
     names = sorted(by_region)[: config.regions]
     devices = [
         devices_of(
-            [example for example, _ in by_region[name]],
+            [review.example for review in by_region[name]],
             config,
             name,
             _parts(by_region[name], name, config),
@@ -94,7 +102,7 @@ def read(path: Path | None) -> dict[str, list[Review]]:
         )
     regions: dict[str, list[Review]] = {}
     for file in files:
-        name = file.name.partition(".")[0] if published else _DEVICES
+        name = name_of(file) if published else _DEVICES
         for region, review in _reviews(file, name):
             regions.setdefault(region, []).append(review)
     return regions
@@ -115,7 +123,7 @@ def _reviews(file: Path, name: str) -> Iterator[tuple[str, Review]]:
         # Without a product the text itself: copies of a review stay on one side.
         group = str(product) if product else source.casefold()
         example = Example(TASK, source, f"{stars:g}", group)
-        yield str(row.get("domain", name)), (example, str(user) if user else None)
+        yield str(row.get("domain", name)), Review(example, where, str(user) if user else None)
 
 
 def _words(where: str, row: Mapping[Any, Any], key: str) -> str:
@@ -125,12 +133,12 @@ def _words(where: str, row: Mapping[Any, Any], key: str) -> str:
 
 
 def _parts(reviews: Sequence[Review], region: str, config: DataConfig) -> list[Indices]:
-    users = [user for _, user in reviews]
-    if None not in users:
+    users = [review.user for review in reviews]
+    if all_named(users, "user_id", [review.where for review in reviews]):
         return by_owner(users, config.clients_per_region)
     return skewed(
         np.arange(len(reviews)),
-        np.array([example.target for example, _ in reviews]),
+        np.array([review.example.target for review in reviews]),
         min(config.clients_per_region, len(reviews)),
         config.dirichlet,
         purpose_rng(config.seed, TASK, region),

@@ -89,6 +89,32 @@ def by_owner(owners: Sequence[Hashable], parts: int) -> list[Indices]:
     return [np.array(sorted(part), dtype=np.intp) for part in out]
 
 
+def all_named(names: Sequence[Hashable | None], what: str, where: Sequence[str]) -> bool:
+    """Say whether all rows name their region, or client; or none of them does.
+
+    Parameters
+    ----------
+    names : sequence of Hashable or None
+        What each row names.
+    what : str
+        What that is, as the user knows it.
+    where : sequence of str
+        Where each row is, for the error.
+
+    Raises
+    ------
+    DataError
+        If only some do: to draw the others would put a person's rows on several devices.
+    """
+    lacking = [line for line, name in zip(where, names, strict=True) if name is None]
+    if 0 < len(lacking) < len(names):
+        raise DataError(
+            f"{lacking[0]}: no {what}, and other rows have one ({len(lacking)} of {len(names)} "
+            f"lack it): give all of them one, or none."
+        )
+    return not lacking
+
+
 def client_data(examples: Sequence[Example], config: DataConfig, *who: str | int) -> ClientData:
     """Split a device's examples by group, and bound what it learns from.
 

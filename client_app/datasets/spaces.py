@@ -7,7 +7,7 @@ dataset states them, as its documentation does.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol, get_args, runtime_checkable
 
 from client_app.datasets.dataset import Example, FederatedDataset
 from regionfed.errors import DataError
@@ -33,6 +33,11 @@ class Space:
     labels: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        if self.kind not in (kinds := get_args(Kind)):
+            raise DataError(
+                f"unknown kind of space '{self.kind}'{nearest(str(self.kind), list(kinds))} There "
+                f"are {', '.join(kinds)}."
+            )
         if (self.kind == "text") == bool(self.labels) or len(set(self.labels)) < len(self.labels):
             raise DataError(
                 f"a space of kind '{self.kind}' cannot have the labels {list(self.labels)}: a text "

@@ -4,7 +4,8 @@ import csv
 import gzip
 import io
 import json
-from collections.abc import Callable, Iterator, Mapping
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ def read_text(path: Path) -> str:
         data = path.read_bytes()
         if path.suffix.lower() == ".gz":
             data = gzip.decompress(data)
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         said = getattr(error, "strerror", None) or error
         raise DataError(f"cannot read {path}: {said}. Give an existing file.") from error
     try:
@@ -45,29 +46,42 @@ def json_rows(path: Path) -> Iterator[Row]:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:
             raise DataError(
-                f"{path}, line {number}: not JSON ({error}). Expected one object a line: "
-                f'{{"task": "intent", "source": "red trainers", "target": "shoes"}}.'
+                f"{path}, line {number}: not JSON ({error}). Expected one object a line."
             ) from error
         if not isinstance(row, dict):
             raise DataError(f"{path}, line {number}: expected an object, found {line.strip()!r}.")
         yield number, row
 
 
-def csv_rows(path: Path, delimiter: str = ",") -> Iterator[Row]:
-    """Yield the rows of a table with a header; every row has as many fields as that."""
+def csv_rows(path: Path, delimiter: str = ",", needed: Sequence[str] = ()) -> Iterator[Row]:
+    """Yield the rows of a table with a header; every row has as many fields as that.
+
+    Parameters
+    ----------
+    path : Path
+    delimiter : str
+    needed : sequence of str
+        Columns without which nothing can be read, not even a table without rows.
+    """
     text = io.StringIO(read_text(path), newline="")
     reader = csv.DictReader(text, strict=True, delimiter=delimiter)
+    lines = reader.reader  # DictReader's own line number stands still at faults and blank lines
     try:
+        header = reader.fieldnames or []
+        if missing := [name for name in needed if name not in header]:
+            raise DataError(
+                f"{path}, line 1: no column {', '.join(missing)}; found {', '.join(header)}."
+            )
         for row in reader:
             # DictReader files surplus fields under None, and None for fields that lack.
             if None in row or None in row.values():
                 raise DataError(
-                    f"{path}, line {reader.line_num}: expected {len(reader.fieldnames or [])} "
-                    f"fields; is there a '{delimiter}' or a quote that is not quoted?"
+                    f"{path}, line {lines.line_num}: expected {len(header)} fields; is there a "
+                    f"'{delimiter}' or a quote that is not quoted?"
                 )
-            yield reader.line_num, row
+            yield lines.line_num, row
     except csv.Error as error:
-        raise DataError(f"{path}, line {reader.line_num}: not CSV ({error}).") from error
+        raise DataError(f"{path}, line {lines.line_num}: not CSV ({error}).") from error
 
 
 def parquet_rows(path: Path) -> Iterator[Row]:
@@ -99,7 +113,16 @@ READERS: dict[str, Callable[[Path], Iterator[Row]]] = {
 
 def suffix_of(path: Path) -> str:
     """Return the suffix that says what a file is: that before ``.gz``."""
-    return Path(path.stem if path.suffix.lower() == ".gz" else path.name).suffix.lower()
+    return _unpacked(path).suffix.lower()
+
+
+def name_of(path: Path) -> str:
+    """Return a file's name without what says its kind: ``ann.smith`` of ``ann.smith.csv.gz``."""
+    return _unpacked(path).stem
+
+
+def _unpacked(path: Path) -> Path:
+    return Path(path.stem if path.suffix.lower() == ".gz" else path.name)
 
 
 def rows_of(path: Path) -> Iterator[Row]:

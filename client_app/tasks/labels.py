@@ -48,12 +48,17 @@ _SPACE = "_"
 
 @dataclass(frozen=True)
 class Reading:
-    """How a kind of space is read: units of the text, labels of the start and the units."""
+    """How a kind of space is read: units of the text, labels of the start and the units.
+
+    `usage` is code that does the same with `transformers` alone; it has places for ``task`` and
+    ``limit``.
+    """
 
     units: Callable[[str], list[str]]
     labels: Callable[[Example], Sequence[str | None]]
     answer: Callable[[str, Sequence[str]], str]
     score: Callable[[str, str], float]
+    usage: str
 
 
 def _class_labels(example: Example) -> Sequence[str | None]:
@@ -76,10 +81,68 @@ def _exact(answer: str, target: str) -> float:
     return float(answer == target)
 
 
+_LOAD = """\
+from transformers import AutoModelForTokenClassification, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained(folder, add_prefix_space=True)
+model = AutoModelForTokenClassification.from_pretrained(folder).eval()
+
+source = "red trainrs size 9"
+"""
+_WORDS = """\
+units = source.split()
+"""
+_CHARACTERS = """\
+units = ["_" if c.isspace() else c for c in source]
+"""
+_ASK = """\
+query = tokenizer(
+    units, is_split_into_words=True, truncation=True, max_length={limit}, return_tensors="pt"
+)
+logits = model(**query).logits[0]
+# One head has the labels of all tasks, each behind its task's name.
+names = model.config.id2label
+mine = [i for i, name in names.items() if name.startswith("{task}:")]
+
+
+def label(place):
+    return names[mine[int(logits[place, mine].argmax())]].removeprefix("{task}:")
+
+
+"""
+_UNITS = """\
+# A unit's label is that of its first token; of one that was cut off, the first that there is.
+first = {{unit: place for place, unit in reversed(list(enumerate(query.word_ids())))}}
+silent = names[mine[0]].removeprefix("{task}:")
+labels = [label(first[n]) if n in first else silent for n in range(len(units))]
+"""
+_CLASS = """\
+# A class is the label of the start.
+print(label(0))"""
+_TAGS = """\
+print(" ".join(labels))"""
+_EDITS = """\
+# A label keeps its character, deletes it, replaces it (=x), or puts one behind it (+x); that of the
+# start, which is no character, can only put one.
+answer = label(0)[1:] if label(0).startswith("+") else ""
+for character, edit in zip(source, labels):
+    answer += {{"k": character, "d": "", "=": edit[1:], "+": character + edit[1:]}}[edit[0]]
+print(answer)"""
+
 READINGS: dict[Kind, Reading] = {
-    "class": Reading(str.split, _class_labels, lambda _, found: found[0], _exact),
-    "tags": Reading(str.split, _tag_labels, lambda _, found: " ".join(found[1:]), token_f1),
-    "text": Reading(_characters, _edit_labels, edited, _exact),
+    "class": Reading(
+        str.split, _class_labels, lambda _, found: found[0], _exact, _LOAD + _WORDS + _ASK + _CLASS
+    ),
+    "tags": Reading(
+        str.split,
+        _tag_labels,
+        lambda _, found: " ".join(found[1:]),
+        token_f1,
+        _LOAD + _WORDS + _ASK + _UNITS + _TAGS,
+    ),
+    "text": Reading(
+        _characters, _edit_labels, edited, _exact, _LOAD + _CHARACTERS + _ASK + _UNITS + _EDITS
+    ),
 }
 
 
@@ -240,23 +303,7 @@ class LabelText:
 
     def usage(self, task: str) -> str:
         """Return code that needs `transformers` and nothing of this package."""
-        return _USAGE.format(task=task, limit=self._limit)
-
-
-_USAGE = """\
-from transformers import AutoModelForTokenClassification, AutoTokenizer
-
-tokenizer = AutoTokenizer.from_pretrained(folder, add_prefix_space=True)
-model = AutoModelForTokenClassification.from_pretrained(folder).eval()
-
-words = "red trainers size 9".split()
-query = tokenizer(
-    words, is_split_into_words=True, truncation=True, max_length={limit}, return_tensors="pt"
-)
-logits = model(**query).logits[0]
-mine = [i for i, name in model.config.id2label.items() if name.startswith("{task}:")]
-# A class is the label of the first position; tags are those of each word's first token.
-print(model.config.id2label[mine[int(logits[0, mine].argmax())]])"""
+        return READINGS[self._spaces[task].kind].usage.format(task=task, limit=self._limit)
 
 
 def _first_tokens(words: Sequence[int | None], count: int) -> list[int]:

@@ -7,6 +7,7 @@ moves the ledger.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from regionfed.privacy.accountant import NEIGHBOURING
 from regionfed.privacy.mechanism import Part, Sampling, Unit
@@ -36,6 +37,7 @@ class PerExample:
     holds_both: bool = False
     sketches: bool = True
     weighs_users: bool = True
+    promises_region_too: bool = False
 
     def sampling(self, rate: float) -> Sampling:
         """Have devices draw their examples."""
@@ -82,6 +84,7 @@ class ExampleInMean:
     holds_both: bool = False
     sketches: bool = False
     weighs_users: bool = False
+    promises_region_too: bool = True
 
     def sampling(self, rate: float) -> Sampling:
         """Have devices draw their examples."""
@@ -132,6 +135,7 @@ class PerClient:
     holds_both: bool = True
     sketches: bool = True
     weighs_users: bool = False
+    promises_region_too: bool = False
 
     def sampling(self, rate: float) -> Sampling:
         """Have the coordinator draw devices, which answer with all that they have."""
@@ -179,6 +183,7 @@ class PerRegion:
     holds_both: bool = True
     sketches: bool = True
     weighs_users: bool = False
+    promises_region_too: bool = False
 
     def sampling(self, rate: float) -> Sampling:
         """Have devices draw examples; the region itself is always there."""
@@ -209,7 +214,19 @@ class PerRegion:
         return {"region replaced": (2.0, 1.0), "example": (2.0, rate)}
 
 
-UNITS: Mapping[str, Unit] = {
+class KnownUnit(Unit, Protocol):
+    """A unit of a run, with what is said of it besides."""
+
+    @property
+    def promises_region_too(self) -> bool:
+        """Whether updates and gradients bound what they tell of a region as a whole.
+
+        Where the unit is an example of a clipped mean: `plan.region_epsilon` says by how much.
+        """
+        ...
+
+
+UNITS: Mapping[str, KnownUnit] = {
     "example": PerExample(),
     "example-in-mean": ExampleInMean(),
     "client": PerClient(),

@@ -11,6 +11,7 @@ from flwr.clientapp import ClientApp
 from flwr.common.config import parse_config_args
 
 from client_app.conformance import Candidate, Finding, findings
+from client_app.datasets.dataset import labels_of
 from client_app.datasets.load import dataset_of
 from client_app.task import TASKS
 from regionfed.config import Config
@@ -89,6 +90,7 @@ def candidate_of(
         region=region or dataset.regions[0],
         index=device,
         folder=folder / "user",
+        labels=len(labels_of(dataset)),
     )
 
 

@@ -2,8 +2,10 @@
 
 import json
 import keyword
+import re
 import sys
 from argparse import ArgumentParser, Namespace
+from importlib.util import find_spec
 from pathlib import Path
 
 from regionfed.config import Config, Value
@@ -13,6 +15,8 @@ from server_app.cli.command import Command
 from server_app.cli.export import refuse_to_overwrite
 
 NAME = "my_app"
+# Flower and pip take names of other letters for something else, or not at all.
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
 # A word, what it is, and where it is something else: a reason to personalise.
 _GOODS = {
     "clothing": ("coat", "shirt", "scarf", "socks", "hat", "jeans"),
@@ -20,9 +24,10 @@ _GOODS = {
     "baby": ("pram", "bib", "rattle", "crib", "bottle", "blanket"),
 }
 _LOCAL = {"UK": {"jumper": "clothing", "biscuit": "grocery"}, "US": {"jumper": "baby"}}
+# So many that a region is larger than the noise on its size, and something of each is held out.
 _ADJECTIVES = (
-    *("red", "small", "cheap", "new", "best", "soft"),
-    *("blue", "large", "sturdy", "used", "plain", "warm"),
+    *("red", "small", "cheap", "new", "blue", "large", "good", "old"),
+    *("green", "soft", "best", "used", "black", "light", "plain", "local"),
 )
 _CLIENTS = 3
 
@@ -55,19 +60,32 @@ def write_project(name: str, folder: Path, *, force: bool = False) -> None:
     Raises
     ------
     ConfigurationError
-        If the name is none that a Python package can have.
+        If the name is none that a Python package can have, or another package has it.
     RunError
         If the folder has files, unless told to write into it.
     """
-    if not name.isidentifier() or keyword.iskeyword(name) or not name.islower():
+    if not _NAME.fullmatch(name) or keyword.iskeyword(name):
         raise ConfigurationError(
-            f"'{name}' cannot be a package's name: use small letters, digits and underscores."
+            f"'{name}' cannot be a package's name: use small letters of English, digits and "
+            f"underscores, a letter first."
+        )
+    if taken := _elsewhere(name, folder):
+        raise ConfigurationError(
+            f"'{name}' is the name of a package that is there already ({taken}): one would hide "
+            f"the other. Choose another name."
         )
     refuse_to_overwrite(folder, force)
     for path, text in files(name, folder).items():
         target = folder / path
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(text, encoding="utf-8")
+
+
+def _elsewhere(name: str, folder: Path) -> str:
+    """Return where a module of that name lies, if not in this very project."""
+    found = find_spec(name)
+    places = [*(found.submodule_search_locations or ()), found.origin] if found else []
+    return next((p for p in places if p and not Path(p).is_relative_to(folder)), "")
 
 
 def files(name: str, folder: Path) -> dict[str, str]:

@@ -116,6 +116,10 @@ class Seen:
     units: float
     forecast: Forecast
 
+    def flat(self) -> dict[str, object]:
+        """Return all of it side by side."""
+        return {"unit": self.unit, "units": self.units, **asdict(self.forecast)}
+
 
 def _forecast(rows: Sequence[Row], options: Namespace) -> Seen | None:
     """Foresee the noise for units that are clipped by themselves, if there are such."""
@@ -149,7 +153,7 @@ def as_json(rows: Sequence[Row], seen: Seen | None) -> str:
                 }
                 for row in rows
             ],
-            "forecast": asdict(seen) if seen else None,
+            "forecast": seen.flat() if seen else None,
         },
         indent=2,
     )

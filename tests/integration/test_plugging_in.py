@@ -3,14 +3,15 @@
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from client_app.conformance import CHECKS, findings
+from client_app.conformance import CHECKS, Failed, findings
 from client_app.datasets.load import dataset_of
 from regionfed.config import Config
+from regionfed.errors import ConfigurationError
 from server_app.cli import new, template
 from server_app.cli.check import candidate_of
 from server_app.cli.main import main
@@ -63,6 +64,26 @@ def test_both_client_apps_keep_the_contract(project: Path, tmp_path: Path, app: 
     assert [(f.name, f.problem) for f in findings(made) if f.problem] == []
 
 
+def test_the_plain_client_app_refuses_what_it_has_no_bound_for(
+    project: Path, tmp_path: Path
+) -> None:
+    """(b) answers for examples: as one device, or within `most`, it says that it does not."""
+    config = settings(project, unit="client", user_steps=0)
+    made = candidate_of("my_app.plain:app", config, None, 0, tmp_path)
+    asked: list[Callable[[], object]] = [
+        made.update,
+        made.scores,
+        lambda: made.losses(made.point, [0.1]),
+        lambda: made.profile(most=1),
+    ]
+    for ask in asked:
+        with pytest.raises(Failed, match="this app answers for unit='example'"):
+            ask()
+    made = candidate_of("my_app.plain:app", settings(project), None, 0, tmp_path)
+    with pytest.raises(Failed, match="meta-order=1"):
+        made.update(inner_step=0.1)
+
+
 def test_both_client_apps_train_to_the_same_model(project: Path) -> None:
     """(b) does by hand what (a) leaves to us: with the same noise the scores are the same."""
     summaries = [
@@ -94,6 +115,31 @@ def test_the_commands_are_those_that_are_printed(
     assert main(["new", "shop", "--out", str(tmp_path / "shop")]) == 1
     assert main(["new", "my-shop", "--out", str(tmp_path / "other")]) == 1
     assert "package's name" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("größe", "package's name"),
+        ("class", "package's name"),
+        ("__main__", "package's name"),
+        ("2nd", "package's name"),
+        ("json", "there already"),
+        ("sys", "there already"),
+        ("torch", "there already"),
+        ("regionfed", "there already"),
+    ],
+)
+def test_a_name_that_another_package_has_is_refused(tmp_path: Path, name: str, said: str) -> None:
+    """`import` would find one of the two; and names are ASCII."""
+    with pytest.raises(ConfigurationError, match=said):
+        new.write_project(name, tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_project_can_be_written_again_where_it_is_imported_from(project: Path) -> None:
+    """Its own name is taken by itself."""
+    new.write_project("my_app", project, force=True)
 
 
 @pytest.mark.slow

@@ -11,10 +11,10 @@ from client_app.datasets.dataset import Example
 from client_app.gradients import ClippedSums
 from client_app.local_steps import BATCH, Steps, clipped_delta, mean_differences, walk
 from client_app.task import Tensors
-from client_app.tasks.text_to_text import TextToText
+from client_app.tasks.text_to_text import TextToText, make_task
 from regionfed.sketch import sketch_signs
 from regionfed.vector import Layout
-from tests.conftest import ToyTask, linear_loss, toy_example
+from tests.conftest import ToyTask, linear_loss, tiny_config, toy_example
 
 POINT = torch.tensor([0.5, -1.0, 0.25, 0.125])
 CAP = 8.0
@@ -89,6 +89,23 @@ def test_nothing_shared_is_changed_and_a_rerun_is_equal(t5: TextToText) -> None:
     assert torch.equal(*walks) and bool(walks[0].any())
     assert torch.equal(point, kept)
     assert all(torch.equal(v, before[name]) for name, v in t5.module.state_dict().items())
+
+
+@pytest.mark.parametrize("optimiser", ["sgd", "adamw"])
+def test_a_walk_in_bf16_starts_where_it_was_told(optimiser: str) -> None:
+    """The vector stays float32: no step is no change, and a small one is not rounded away."""
+    model = "t5:d_model=16,d_kv=8,d_ff=16,num_layers=1,num_decoder_layers=1,num_heads=2"
+    examples = [Example("spelling", w, w, w) for w in ("cat", "horse", "ox")]
+    small = []
+    for precision in ("bf16", "fp32"):
+        task = make_task(tiny_config(model=model, precision=precision))
+        layout = Layout.of(task.module)
+        # Points that a run reaches are not those that bf16 can write.
+        point = layout.read(task.module) + 1e-5
+        for steps in (Steps(0, 0.1, 0, optimiser), Steps(3, 1e-30, 0, optimiser)):
+            assert not bool(walk(task, layout, point, examples, steps).any())
+        small.append(walk(task, layout, point, examples, Steps(1, 1e-5, 0, optimiser)))
+    assert float(torch.nn.functional.cosine_similarity(*small, dim=0)) > 0.9
 
 
 def test_a3_buffers_never_cross() -> None:

@@ -14,7 +14,9 @@ from client_app.models import FAMILIES, merge_lora, parse_random
 from client_app.task import Task
 from client_app.tasks.labels import make_task as make_labels
 from client_app.tasks.text_to_text import make_task
+from regionfed.config import Config
 from regionfed.errors import ConfigurationError
+from regionfed.sketch import sketch_signs
 from regionfed.vector import Layout
 from tests.conftest import brute_force, tiny_config
 
@@ -62,6 +64,13 @@ def test_a_size_can_be_changed() -> None:
     assert found[1]["d_ff"] == 16_384 and found[1]["num_layers"] == 1
     assert found[1]["tokenizer"] == "/somewhere"
     assert parse_random("google-t5/t5-small") is None
+
+
+def test_names_of_another_model_say_what_to_type() -> None:
+    """The default of `trainable` is made for a T5: a RoBERTa has no such names."""
+    default = Config().trainable
+    with pytest.raises(ConfigurationError, match=r"matches no parameter.*Set trainable=\"\""):
+        make_labels(tiny_config(task="labels", model=ROBERTA, trainable=default))
 
 
 @pytest.mark.parametrize(
@@ -251,18 +260,20 @@ def test_merging_a_model_without_adapters_changes_nothing() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_gradients_on_cuda_agree_with_those_of_the_processor(precision: str) -> None:
-    """The sums come back on the CPU, of the same values up to rounding."""
+    """Sums and sketches come back on the CPU, of the same values up to rounding."""
     sums = []
     for device in ("cpu", "cuda"):
         task = make_task(tiny_config(model=T5, device=device, precision=precision))
         layout, point = layout_and_point(task)
+        signs = sketch_signs(layout, 16, 0)
         sums.append(
             clipped_sums(
-                task, layout, point, TEXTS, clip_norm=1.0, loss_cap=8.0, signs={}, microbatch=2
-            ).total
+                task, layout, point, TEXTS, clip_norm=1.0, loss_cap=8.0, signs=signs, microbatch=2
+            )
         )
-    assert sums[1].device.type == "cpu"
-    assert float(torch.nn.functional.cosine_similarity(*sums, dim=0)) > 0.98
+    for found in ([one.total for one in sums], [one.sketch for one in sums]):
+        assert found[1].device.type == "cpu"
+        assert float(torch.nn.functional.cosine_similarity(*found, dim=0)) > 0.98
 
 
 # ------------------------------------------------------------------------------------ T5-3B's path

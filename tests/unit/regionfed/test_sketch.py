@@ -82,6 +82,14 @@ def test_devices_of_a_run_agree_on_the_signs() -> None:
     assert not torch.equal(one, sketch_signs(layout, 8, 4)["p0"])
 
 
+def test_it_stays_on_the_device_of_the_gradients() -> None:
+    """Sums on an accelerator need no copy; the meta device stands for one."""
+    layout = layout_of(9, 4)
+    signs = {name: sign.to("meta") for name, sign in sketch_signs(layout, 5, 0).items()}
+    found = sketch(layout.views(torch.zeros(3, 13, device="meta")), signs)
+    assert found.device.type == "meta" and found.shape == (3, 5)
+
+
 def test_an_empty_batch_has_an_empty_sketch() -> None:
     """No example, no row; not an error."""
     layout = layout_of(9)

@@ -47,6 +47,21 @@ def test_a_region_s_page_has_all_of_it() -> None:
     assert page.startswith("---\nlibrary_name: transformers\n")
 
 
+@pytest.mark.parametrize(
+    ("task", "line", "asked"),
+    [
+        ("text-to-text", "pipeline_tag: text2text-generation\n", "asked as `task: query`"),
+        ("labels", "pipeline_tag: token-classification\n", "begin with its name"),
+    ],
+)
+def test_a_page_says_what_its_task_does(task: str, line: str, asked: str) -> None:
+    """Hugging Face shows a model by that; of a task of one's own nothing is known."""
+    page = model_card(facts(settings={"task": task}), "")
+    assert line in page.split("---")[1] and asked in page
+    own = model_card(facts(settings={"task": "my_app.task:make_task"}), "")
+    assert own.startswith("---\nlibrary_name: transformers\ntags:\n") and asked not in own
+
+
 def test_the_global_page_speaks_of_all_regions() -> None:
     """No alpha, no region's table."""
     scores = {"global": {"mean": 0.55, "rrs": 0.5, "worst": "MX"}}

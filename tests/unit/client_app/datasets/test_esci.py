@@ -201,8 +201,8 @@ def test_rows_that_cannot_be_used_are_left_out(tmp_path):
         ("intent", "", "line 1: no column query, category"),
         ("intent", "query,category\na,b\nc\n", "line 3: expected 2 fields"),
         ("intent", "query,category\n\n\na,b,c\n", "line 4: expected 2 fields"),
-        ("spelling", 'typed,corrected\n"a"b,c\n', "line 2: ',' expected"),
-        ("spelling", 'typed,corrected\na,"b\nc', "line 3: unexpected end of data"),
+        ("spelling", 'typed,corrected\n"a"b,c\n', "line 2: not CSV (',' expected"),
+        ("spelling", 'typed,corrected\na,"b\nc', "line 3: not CSV (unexpected end of data"),
         ("spelling", b"typed,corrected\nteh,the\n\xe9,e\n", "line 3: not UTF-8"),
     ],
 )

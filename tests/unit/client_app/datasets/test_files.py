@@ -8,8 +8,10 @@ import pytest
 
 from client_app.datasets.dataset import DataConfig, FederatedDataset
 from client_app.datasets.files import column_map, load
+from client_app.datasets.load import check_region, dataset_of
 from client_app.datasets.spaces import Space, spaces_of
 from regionfed.errors import DataError
+from tests.conftest import tiny_config
 
 COLUMNS = "source=query target=label region=country client=user task=kind"
 
@@ -90,6 +92,60 @@ def test_a_file_for_each_client_and_a_folder_for_each_region(tmp_path: Path) -> 
     for index, client in enumerate(("ann", "bob", "cid")):
         mine = data.client("UK", index)
         assert {e.source.split()[0] for e in (*mine.train, *mine.test)} == {client}
+
+
+def test_names_of_folders_and_files_are_taken_whole(tmp_path: Path) -> None:
+    """A folder within a folder is one name of a region; only the file's kind is cut off."""
+    (tmp_path / "EU" / "north").mkdir(parents=True)
+    for client in ("ann.smith", "ann.jones"):
+        table = [{"source": f"{client} {i}", "target": "t"} for i in range(5)]
+        write_jsonl(tmp_path / "EU" / "north" / f"{client}.jsonl", table)
+    packed = gzip.compress((tmp_path / "EU" / "north" / "ann.smith.jsonl").read_bytes())
+    (tmp_path / "EU" / "north" / "bob.j.jsonl.gz").write_bytes(packed)
+    data = load(DataConfig(tmp_path))
+    assert data.regions == ("EU-north",) and data.clients("EU-north") == 3
+
+
+def test_numbers_that_differ_are_different_clients(tmp_path: Path) -> None:
+    """In full, whatever their length; a whole number is one with and without a point."""
+    clients = [1234567, 1234568, 1234567.0, 1e300, 0.1234567, 0.12345678]
+    table = [{"source": f"q{i}", "target": "t", "client": c} for i, c in enumerate(clients)]
+    write_jsonl(tmp_path / "all.jsonl", [{**row, "region": "UK"} for row in table])
+    assert load(DataConfig(tmp_path / "all.jsonl")).clients("UK") == 5
+
+
+@pytest.mark.parametrize("what", ["region", "client"])
+def test_some_rows_without_a_region_or_client_are_refused(tmp_path: Path, what: str) -> None:
+    """A person's rows would be drawn to several devices; the first such line is named."""
+    table = [{"source": f"q{i}", "target": "t", what: "a"} for i in range(3)]
+    del table[1][what]
+    write_jsonl(tmp_path / "all.jsonl", table)
+    with pytest.raises(DataError, match=rf"line 2: no {what}.*1 of 3.*all of them one, or none"):
+        load(DataConfig(tmp_path / "all.jsonl"))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["..", ".", "", "a/b", "a\\b", "/etc", "C:", "a\0b", "a\nb", "a\x1b[0m", "\ud800", "é" * 51],
+)
+def test_a_region_whose_name_is_no_folder_is_refused(name: str) -> None:
+    """Whatever dataset it comes from; the error names it and says what to do."""
+    with pytest.raises(DataError, match=r"the region '.*' cannot have a folder.*Rename it"):
+        check_region(name)
+
+
+@pytest.mark.parametrize("name", ["UK", "en-GB", "São Paulo", "North East", "a.b", "é" * 50])
+def test_a_region_may_have_the_name_that_its_people_use(name: str) -> None:
+    """Not ASCII alone."""
+    check_region(name)
+
+
+def test_a_region_from_a_file_is_refused_where_the_dataset_enters(tmp_path: Path) -> None:
+    """Once, for the server and each device."""
+    table = [{"source": "q", "target": "t", "region": "../../etc", "client": "a"}]
+    write_jsonl(tmp_path / "all.jsonl", table)
+    with pytest.raises(DataError, match=r"'\.\./\.\./etc' cannot have a folder"):
+        dataset_of(tiny_config(dataset="files", data_path=str(tmp_path / "all.jsonl")))
 
 
 @pytest.mark.parametrize("alpha", [1e-3, 0.3, 100.0])
@@ -185,6 +241,8 @@ GOOD = '{"source": "a", "target": "tea"}\n'
         ("a.jsonl", "", "holds no example"),
         ("a.xlsx", "", "no file of the kinds"),
         ("a.jsonl.gz", "not packed", "cannot read"),
+        ("a.jsonl.gz", b"\x1f\x8b\x08\0\0\0\0\0\0\x03" + b"\xff" * 20, "cannot read"),
+        ("a.csv", "source,target\n\n\na,tea,more\n", "line 4: expected 2 fields"),
     ],
 )
 def test_errors_name_the_line_and_the_remedy(
@@ -195,6 +253,14 @@ def test_errors_name_the_line_and_the_remedy(
     (tmp_path / name).write_bytes(data)
     (tmp_path / "labels.json").write_text('{"answer": ["tea", "shoes"]}')
     with pytest.raises(DataError, match=said):
+        load(DataConfig(tmp_path))
+
+
+def test_a_kind_of_answers_that_there_is_not_is_refused(tmp_path: Path) -> None:
+    """With the file, and the kind that was meant."""
+    write_jsonl(tmp_path / "a.jsonl", [{"source": "x", "target": "tea"}])
+    (tmp_path / "labels.json").write_text('{"answer": {"kind": "tag", "labels": ["tea"]}}')
+    with pytest.raises(DataError, match=r"labels\.json: unknown kind.*'tag'; did you mean 'tags'"):
         load(DataConfig(tmp_path))
 
 

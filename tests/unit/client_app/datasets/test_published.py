@@ -87,6 +87,21 @@ def test_a_review_without_words_is_left_out_and_one_without_stars_refused(tmp_pa
         reviews.read(tmp_path / "nowhere")
 
 
+def test_a_review_without_a_user_among_others_is_refused(tmp_path: Path) -> None:
+    """A user's reviews would be drawn to several devices otherwise."""
+    lines = [json.dumps(review(i, **({"user_id": ""} if i == 3 else {}))) for i in range(9)]
+    (tmp_path / "Books.jsonl").write_text("\n".join(lines) + "\n")
+    with pytest.raises(DataError, match=r"line 4: no user_id.*1 of 9"):
+        reviews.load(DataConfig(tmp_path))
+
+
+def test_a_category_is_a_file_s_whole_name(tmp_path: Path) -> None:
+    """Two files never make one region because of a point in their names."""
+    for name in ("Books.2022.jsonl", "Books.2023.jsonl"):
+        (tmp_path / name).write_text(json.dumps(review(0)) + "\n")
+    assert sorted(reviews.read(tmp_path)) == ["Books.2022", "Books.2023"]
+
+
 def test_real_reviews_and_what_they_lack() -> None:
     """Five regions; the four old ones have no review of three stars, and that is said."""
     data = reviews.load(DataConfig(real("blitzer_amazon_reviews"), regions=5))
@@ -177,6 +192,25 @@ def test_errors_about_images_say_where(tmp_path: Path) -> None:
         characters.load_femnist(DataConfig(tmp_path / "nothing"))
     with pytest.raises(DataError, match="unipen"):
         characters.load_unipen(DataConfig(tmp_path))
+
+
+def test_femnist_is_found_by_its_name_among_other_datasets(tmp_path: Path) -> None:
+    """Other people's json beside it is not read; below a folder of its own, all is."""
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "products.json").write_text("{}")
+    (tmp_path / "femnist" / "data" / "train").mkdir(parents=True)
+    leaf(tmp_path / "femnist" / "data" / "train")
+    config = DataConfig(tmp_path, regions=2)
+    assert sum(map(characters.load_femnist(config).clients, ("R1", "R2"))) == 5
+    (tmp_path / "femnist").rename(tmp_path / "other" / "written")
+    with pytest.raises(DataError, match=r"products\.json is no LEAF file"):
+        characters.load_femnist(config)
+
+
+def test_femnist_is_found_from_the_root_of_the_real_data() -> None:
+    """Where all sets of `REGIONFED_DATA` lie side by side."""
+    data = characters.load_femnist(DataConfig(real("femnist_digits_sample"), regions=4))
+    assert sum(map(data.clients, data.regions)) == 12
 
 
 def test_real_characters_are_read() -> None:

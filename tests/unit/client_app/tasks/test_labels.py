@@ -20,6 +20,7 @@ from tests.conftest import QUERIES, SPACES, tiny_config, tiny_roberta
 
 SHARED = Path(__file__).resolve().parents[4] / ".." / "shared" / "data"
 REAL = Path(os.environ.get("REGIONFED_DATA", SHARED))
+ROBERTA = "roberta:hidden_size=16,num_hidden_layers=1,num_attention_heads=2,intermediate_size=16"
 TEXTS = st.text(ALPHABET, max_size=8)
 
 
@@ -180,13 +181,28 @@ def test_a_saved_model_loads_elsewhere_and_gives_the_same_logits(tmp_path: Path)
     read = byte_tokenizer()([["red", "shoes"]], is_split_into_words=True, return_tensors="pt")
     expected = tiny_roberta(seed=3).module(**read).logits
     assert torch.allclose(again(**read).logits, expected, atol=1e-6)
-    assert "entities" in task.usage("entities")
+
+
+@pytest.mark.parametrize(("limit", "seed"), [(64, 0), (64, 1), (64, 2), (8, 0)])
+def test_the_code_that_is_printed_answers_as_the_task_does(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], limit: int, seed: int
+) -> None:
+    """M3: of each kind, by transformers alone; a text that is cut off, too."""
+    task = make_task(tiny_config(task="labels", max_length=limit, model=ROBERTA))
+    layout = Layout.of(task.module)
+    generator = torch.Generator().manual_seed(seed)
+    # Far from fresh weights, which give every position the same label.
+    point = layout.read(task.module) + torch.randn(layout.size, generator=generator)
+    task.save(layout.tensors(point), tmp_path)
+    for name in ("intent", "entities", "spelling"):
+        exec(task.usage(name), {"folder": str(tmp_path)})
+        query = Example(name, "red trainrs size 9", "", "")
+        assert capsys.readouterr().out == task.answers(layout.tensors(point), [query])[0] + "\n"
 
 
 def test_the_embedded_corpus_is_read_by_a_roberta_of_random_weights() -> None:
     """The dataset states its answers; every device draws the same weights from the seed."""
-    config = tiny_config(task="labels", model="roberta:hidden_size=16,num_hidden_layers=1,"
-                         "num_attention_heads=2,intermediate_size=16")  # fmt: skip
+    config = tiny_config(task="labels", model=ROBERTA)
     one, other = make_task(config), make_task(config)
     layout = Layout.of(one.module)
     assert torch.equal(layout.read(one.module), layout.read(other.module))
@@ -198,10 +214,7 @@ def test_the_real_tokenizer_reads_words_characters_and_512_tokens() -> None:
     folder = REAL / "tokenizers" / "roberta-base"
     if not folder.is_dir():
         pytest.skip(f"no {folder}; set REGIONFED_DATA to the folder of the real rows")
-    model = (
-        "roberta:hidden_size=16,num_hidden_layers=1,num_attention_heads=2,intermediate_size=16,"
-        f"max_position_embeddings=514,vocab_size=50265,tokenizer={folder}"
-    )
+    model = f"{ROBERTA},max_position_embeddings=514,vocab_size=50265,tokenizer={folder}"
     task = make_task(tiny_config(task="labels", model=model, max_length=1000))
     long = Example("intent", " ".join(["shoes"] * 600), "footwear", "g")
     batch = task.encode([long, Example("spelling", "umbrela", "umbrella", "g")])

@@ -297,3 +297,10 @@ def test_the_setting_of_earlier_runs_is_understood() -> None:
 def test_a_part_is_named() -> None:
     """By what it is released as."""
     assert mechanism_of("client").part("update") == Part("update", 0.5, 2.0)
+
+
+def test_an_example_of_a_clipped_mean_alone_promises_its_region_too() -> None:
+    """A region is bounded by its mean's clip; where it is the unit, that is said already."""
+    promising = {name for name, unit in UNITS.items() if unit.promises_region_too}
+    clipping = {n for n, u in UNITS.items() if u.part("update", 1.0, 1.0).of_mean}
+    assert promising == {"example-in-mean"} == clipping - {"region"}

@@ -5,19 +5,34 @@ from typing import Any
 
 import pytest
 import torch
+from flwr.app import Message
 from flwr.clientapp import ClientApp
 
 from client_app import app as ours
-from client_app.conformance import Candidate, findings
-from client_app.datasets.dataset import ClientData, DataConfig
-from regionfed.contract import GradientReply, GradientRequest, decode, encode
+from client_app.conformance import CHECKS, Candidate, findings
+from client_app.datasets.dataset import ClientData, DataConfig, Example
+from regionfed.contract import (
+    DeltaRequest,
+    GradientReply,
+    GradientRequest,
+    LossRequest,
+    ProfileReply,
+    ProfileRequest,
+    ScoreRequest,
+    decode,
+    encode,
+)
 from regionfed.errors import ConfigurationError
+from regionfed.privacy.mechanism import clip
 from regionfed.vector import Layout
 from server_app.cli import check
 from server_app.cli.main import main
 from tests.conftest import ToyTask, tiny_config, toy_example
 
 HERE = "tests.unit.server_app.cli.test_check"
+CLIPS = "clips every example: no example counts for more than clip_norm"
+SAMPLES = "draws a Poisson sample of sampling_rate"
+AS_ONE = "answers as one: all its examples together count for no more than the bounds"
 
 
 class Rows:
@@ -25,6 +40,10 @@ class Rows:
 
     regions = ("North",)
     tasks = ("toy",)
+    labels = ("odd", "even")
+
+    def label(self, example: Example) -> str:
+        return self.labels[len(example.source) % 2]
 
     def clients(self, region: str) -> int:
         return 1
@@ -52,8 +71,11 @@ class Dropout(ToyTask):
         return super().losses(weights, {**batch, "x": batch["x"] * keep})
 
 
-def candidate(folder: Path, app: ClientApp | None = None, task: str = "make_task") -> Candidate:
-    config = tiny_config(task=f"{HERE}:{task}", dataset=f"{HERE}:rows", user_steps=1)
+def candidate(
+    folder: Path, app: ClientApp | None = None, task: str = "make_task", **settings: Any
+) -> Candidate:
+    settings = {"user_steps": 1, **settings}
+    config = tiny_config(task=f"{HERE}:{task}", dataset=f"{HERE}:rows", **settings)
     made = check.candidate_of(check.OURS, config, None, 0, folder)
     return made if app is None else Candidate(**{**vars(made), "app": app})
 
@@ -66,6 +88,7 @@ def changed(**handlers: Any) -> ClientApp:
     """Return our app with some handlers in place of its own."""
     app = ClientApp()
     app.train("gradient")(handlers.get("gradient", ours.gradient))
+    app.train("delta")(handlers.get("delta", ours.delta))
     app.train("adapt")(handlers.get("adapt", ours.adapt))
     app.evaluate("loss")(handlers.get("loss", ours.loss))
     app.evaluate("metrics")(handlers.get("metrics", ours.metrics))
@@ -73,11 +96,16 @@ def changed(**handlers: Any) -> ClientApp:
     return app
 
 
-def asked(message: Any, **fields: Any) -> Any:
+def asked(message: Any, kind: type = GradientRequest, **fields: Any) -> Any:
     """Return the message with a request that was changed on the way in."""
-    request = decode(GradientRequest, message.content, {})
-    message.content = encode(GradientRequest(**{**vars(request), **fields}))
+    request = decode(kind, message.content, {})
+    message.content = encode(kind(**{**vars(request), **fields}))
     return message
+
+
+def as_client(folder: Path, **handlers: Any) -> dict[str, str]:
+    """Return what is found of an app where the unit is the client."""
+    return problems(candidate(folder, changed(**handlers), unit="client", user_steps=0))
 
 
 def answered(message: Any, context: Any, change: Any) -> Any:
@@ -88,9 +116,15 @@ def answered(message: Any, context: Any, change: Any) -> Any:
     return reply
 
 
-def test_ours_passes(tmp_path: Path) -> None:
-    """Every check, on a task of known gradients."""
-    assert problems(candidate(tmp_path)) == {}
+@pytest.mark.parametrize("unit", ["example", "client"])
+def test_ours_passes(tmp_path: Path, unit: str) -> None:
+    """Every check, on a task of known gradients; each unit is asked what it asks in a run."""
+    made = candidate(tmp_path, unit=unit, user_steps=int(unit == "example"))
+    found = list(findings(made))
+    assert [f for f in found if f.problem] == []
+    names = {f.name for f in found}
+    assert ("draws a Poisson sample of sampling_rate" in names) == (unit == "example")
+    assert names <= {check.name for check in CHECKS}
 
 
 @pytest.mark.parametrize(
@@ -114,6 +148,173 @@ def test_a_wrong_gradient_is_found(tmp_path: Path, gradient: Any, name: str) -> 
     """A sign, a mean, a length, zeros; no clip, no sample, another model's vector."""
     found = problems(candidate(tmp_path, changed(gradient=gradient)))
     assert any(said.startswith(name) for said in found), found
+
+
+def sum_is_clipped(message: Any, context: Any) -> Any:
+    """Clip the sum to as much as its examples may have together."""
+    request = decode(GradientRequest, message.content, {})
+    count = len(ours.Device.of(context).data.train)
+    reply = ours.gradient(asked(message, clip_norm=1e30), context)
+    found = decode(GradientReply, reply.content, {})
+    bound = count * request.clip_norm
+    total, sketch = (clip(vector, bound) for vector in (found.total, found.sketch))
+    reply.content = encode(GradientReply(total, sketch, found.loss))
+    return reply
+
+
+def test_a_sum_that_is_clipped_instead_of_examples_is_found(tmp_path: Path) -> None:
+    """Its norm is that of clipped examples; what a second example changes is not."""
+    found = problems(candidate(tmp_path, changed(gradient=sum_is_clipped)))
+    assert "a second example has norm" in found[CLIPS]
+
+
+def fixed(message: Any, context: Any) -> Any:
+    """Draw the same examples in each round."""
+    return ours.gradient(asked(message, round=1), context)
+
+
+def batch_of_four(message: Any, context: Any) -> Any:
+    """Draw half of the examples, always as many."""
+    request = decode(GradientRequest, message.content, {})
+    task = ours.Device.of(context)
+    if not 0.1 < request.sampling_rate < 1.0:
+        return ours.gradient(message, context)
+    half = len(task.data.train) // 2
+    few = {**context.run_config, "dataset": f"client_app.datasets.few:{half}:{HERE}:rows"}
+    context.run_config = few
+    return ours.gradient(asked(message, sampling_rate=1.0), context)
+
+
+@pytest.mark.parametrize(
+    ("gradient", "said"),
+    [
+        (fixed, "always as many"),
+        (batch_of_four, "always as many"),
+        (lambda m, c: ours.gradient(asked_often(m), c), "not a half of them"),
+        (lambda m, c: ours.gradient(one_coin(m), c), "one coin for all"),
+    ],
+)
+def test_a_sample_that_is_no_poisson_sample_is_found(
+    tmp_path: Path, gradient: Any, said: str
+) -> None:
+    """A fixed part, a fixed number, another rate, one coin for all."""
+    assert said in problems(candidate(tmp_path, changed(gradient=gradient)))[SAMPLES]
+
+
+def asked_often(message: Any) -> Any:
+    """Draw nine of ten where a half is asked for."""
+    rate = decode(GradientRequest, message.content, {}).sampling_rate
+    return asked(message, sampling_rate=0.9 if rate == 0.5 else rate)
+
+
+def one_coin(message: Any) -> Any:
+    """Draw all examples or none."""
+    request = decode(GradientRequest, message.content, {})
+    rate = {0.5: float(request.round % 2)}.get(request.sampling_rate, request.sampling_rate)
+    return asked(message, sampling_rate=rate or 1e-12)
+
+
+def test_the_first_examples_are_no_sample(tmp_path: Path) -> None:
+    """Their number varies as a sample's does; who they are depends on it alone."""
+
+    def first(message: Any, context: Any) -> Any:
+        if decode(GradientRequest, message.content, {}).sampling_rate == 0.5:
+            device = ours.Device.of(context)
+            count = len(device.poisson_sample(0.5, request_round(message), "count"))
+            context.run_config = {
+                **context.run_config, "dataset": f"client_app.datasets.few:{count}:{HERE}:rows"
+            }  # fmt: skip
+            message = asked(message, sampling_rate=1.0)
+        return ours.gradient(message, context)
+
+    def request_round(message: Any) -> int:
+        return decode(GradientRequest, message.content, {}).round
+
+    found = problems(candidate(tmp_path, changed(gradient=first)))
+    assert "always the same ones" in found[SAMPLES]
+
+
+@pytest.mark.parametrize(
+    ("fields", "name", "said"),
+    [
+        ({"clip_norm": 1e30}, CLIPS, "loss differences"),
+        ({"sampling_rate": 1.0}, SAMPLES, "next to nothing, it has loss differences"),
+        ({"round": 1}, SAMPLES, "loss differences of 16 rounds"),
+    ],
+)
+def test_wrong_loss_differences_are_found(
+    tmp_path: Path, fields: dict[str, Any], name: str, said: str
+) -> None:
+    """Neither clipped, nor sampled, nor sampled anew."""
+    app = changed(loss=lambda m, c: ours.loss(asked(m, LossRequest, **fields), c))
+    assert said in problems(candidate(tmp_path, app))[name]
+
+
+def test_a_loss_beyond_its_cap_is_found(tmp_path: Path) -> None:
+    """The loss is a release like others."""
+    app = changed(gradient=lambda m, c: ours.gradient(asked(m, loss_cap=8.0), c))
+    assert "the loss of 8 examples" in problems(candidate(tmp_path, app))[CLIPS]
+
+
+@pytest.mark.parametrize(
+    ("handler", "kind", "fields", "said"),
+    [
+        ("delta", DeltaRequest, {"clip_norm": 1e30}, "the gradient of all examples"),
+        ("delta", DeltaRequest, {"loss_cap": 8.0}, "the loss of all examples"),
+        ("loss", LossRequest, {"clip_norm": 1e30}, "loss differences of all examples"),
+        ("metrics", ScoreRequest, {"as_one": False}, "its held-out examples count for 4"),
+        ("profile", ProfileRequest, {"most": 0}, "told to count for one example"),
+    ],
+)
+def test_a_device_that_does_not_answer_as_one_is_found(
+    tmp_path: Path, handler: str, kind: type, fields: dict[str, Any], said: str
+) -> None:
+    """Where the unit is the client: no bound holds for all of its examples together."""
+    answer = getattr(ours, handler)
+    found = as_client(tmp_path, **{handler: lambda m, c: answer(asked(m, kind, **fields), c)})
+    assert said in found[AS_ONE]
+
+
+def test_steps_that_point_down_the_loss_are_found(tmp_path: Path) -> None:
+    """End minus start: the other sign."""
+
+    def delta(message: Any, context: Any) -> Any:
+        reply = ours.delta(message, context)
+        found = decode(GradientReply, reply.content, {})
+        reply.content = encode(GradientReply(-found.total, found.sketch, found.loss))
+        return reply
+
+    found = as_client(tmp_path, delta=delta)
+    assert (
+        "should point up its loss"
+        in found["its steps have the model's shape, and go down its loss"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("reply", "said"),
+    [
+        (ProfileReply(0, [0.0, 0.0]), "it has 0 examples"),
+        (ProfileReply(8, [8.0, 8.0]), "its labels count for 16 examples; at most 8"),
+        (ProfileReply(8, [9.0, -1.0]), "none below 0"),
+        (ProfileReply(8), "expected 2 numbers"),
+    ],
+)
+def test_a_wrong_profile_is_found(tmp_path: Path, reply: ProfileReply, said: str) -> None:
+    """No example, labels that count twice or that were not told: a finding, no traceback."""
+
+    def profile(message: Any, context: Any) -> Any:
+        return Message(encode(reply), reply_to=message)
+
+    found = problems(candidate(tmp_path, changed(profile=profile)))
+    assert said in found["says how many training examples it has"]
+
+
+@pytest.mark.parametrize("handler", ["gradient", "loss", "metrics", "profile", "adapt"])
+def test_a_handler_that_returns_no_message_is_found(tmp_path: Path, handler: str) -> None:
+    """None, for one that forgot to reply."""
+    found = problems(candidate(tmp_path, changed(**{handler: lambda message, context: None})))
+    assert any("NoneType, not a flwr.app.Message" in said for said in found.values()), found
 
 
 def test_a_user_s_scores_that_leave_are_found(tmp_path: Path) -> None:

@@ -29,7 +29,10 @@ def test_json_of_one_unit(capsys: pytest.CaptureFixture[str]) -> None:
     assert in_mean["epsilon"] == pytest.approx(1.65, abs=5e-3)
     assert {p["unit"] for p in said["plans"]} == {"example"}
     assert alone["neighbouring"] == "add-or-remove-one" and alone["sampling"] == "Poisson, rate 0.1"
-    assert said["forecast"]["forecast"]["verdict"] == "faint" and "PLD" in said["accountant"]
+    foreseen = said["forecast"]
+    assert foreseen["verdict"] == "faint" and "PLD" in said["accountant"]
+    assert foreseen["unit"] == "example" and foreseen["units"] == 6000.0
+    assert not any(isinstance(value, dict) for value in foreseen.values())
 
 
 def test_a_region_needs_no_rate(capsys: pytest.CaptureFixture[str]) -> None:
