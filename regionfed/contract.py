@@ -316,6 +316,23 @@ def message_type(request: object) -> str:
     return str(type(request).NAME)  # type: ignore[attr-defined] # every request has one
 
 
+# ------------------------------------------------------------------------------------ numbers
+def numbers(message: object) -> dict[str, torch.Tensor]:
+    """Return what a reply counts, by field, as float32 vectors; a single number has length 1."""
+    out = {}
+    for declared in _declared(type(message)):
+        value = getattr(message, declared.name)
+        if not declared.is_vector:
+            value = torch.tensor(value if isinstance(value, list) else [value], dtype=torch.float32)
+        out[declared.name] = value
+    return out
+
+
+def lengths_of(kind: type, lengths: Mapping[str, int]) -> dict[str, int]:
+    """Return how many numbers each field of a reply has, from the length of each dimension."""
+    return {d.name: lengths[d.length] if d.length else 1 for d in _declared(kind)}
+
+
 # ------------------------------------------------------------------------------------- codec
 def encode(message: object) -> RecordDict:
     """Return the records of a message.
