@@ -151,6 +151,11 @@ class Unit(Protocol):
         """Whether a user's clipped gradients may be compared with the region's update."""
         ...
 
+    @property
+    def hides_sums(self) -> bool:
+        """Whether devices do all there is to do before noise, so that nobody needs exact sums."""
+        ...
+
     def sampling(self, rate: float) -> Sampling:
         """Return who is drawn at a rate."""
         ...

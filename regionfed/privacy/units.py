@@ -36,6 +36,7 @@ class PerExample:
     holds_both: bool = False
     sketches: bool = True
     weighs_users: bool = True
+    hides_sums: bool = True
 
     def sampling(self, rate: float) -> Sampling:
         """Have devices draw their examples."""
@@ -82,6 +83,7 @@ class ExampleInMean:
     holds_both: bool = False
     sketches: bool = False
     weighs_users: bool = False
+    hides_sums: bool = False
 
     def sampling(self, rate: float) -> Sampling:
         """Have devices draw their examples."""
@@ -132,6 +134,7 @@ class PerClient:
     holds_both: bool = True
     sketches: bool = True
     weighs_users: bool = False
+    hides_sums: bool = False
 
     def sampling(self, rate: float) -> Sampling:
         """Have the coordinator draw devices, which answer with all that they have."""
@@ -179,6 +182,7 @@ class PerRegion:
     holds_both: bool = True
     sketches: bool = True
     weighs_users: bool = False
+    hides_sums: bool = False
 
     def sampling(self, rate: float) -> Sampling:
         """Have devices draw examples; the region itself is always there."""
