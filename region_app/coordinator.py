@@ -6,7 +6,7 @@ ledger -> noise -> save -> return: a crash in between can waste privacy but neve
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from flwr.serverapp import Grid
 
 from region_app.exchange import await_nodes, exchange
 from region_app.rho import best_rho, bracket, possible_points
+from region_app.secure_sum import SecureSum
 from region_app.state import RegionState, StateFolder
 from region_app.summation import CentralSum, Devices, Question, Summation, Sums
 from regionfed.config import Config
@@ -53,6 +54,12 @@ from regionfed.privacy.plan import (
 from regionfed.randomness import derive_seed
 
 log = logging.getLogger(__name__)
+
+SUMMATIONS: Mapping[str, Callable[[Devices, Config], Summation]] = {
+    "off": CentralSum,
+    "pairwise": SecureSum,
+}
+"""What the setting secure-aggregation names."""
 
 # A region takes part when its noised size is this many standard deviations from none.
 _SURE = 3.0
@@ -105,7 +112,7 @@ class Coordinator:
         self._require_whole_ledger(folder)
         self._nodes: list[int] = []
         known = Devices(region, grid, devices, self._ledger, self._quarantine)
-        self._sums: Summation = CentralSum(known, config)
+        self._sums = SUMMATIONS[config.secure_aggregation](known, config)
 
     def _require_whole_ledger(self, folder: Path) -> None:
         """Refuse to go on from a state whose releases the ledger does not know."""

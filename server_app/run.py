@@ -14,6 +14,7 @@ from regionfed.errors import RunStoppedError
 from regionfed.privacy.plan import TRAIN, PrivacyPlan, predicted_noise, region_epsilon
 from regionfed.privacy.planner import DROWNED
 from regionfed.records import RoundRecord, Status, Summary
+from regionfed.secure_aggregation.terms import excess_of
 from regionfed.vector import to_arrays
 from server_app.checkpoint import load_checkpoint, save_checkpoint
 from server_app.federation import Federation, prepare
@@ -261,6 +262,7 @@ def warnings(config: Config, federation: Federation) -> list[str]:
         regions=regions,
         examples=devices * config.examples_per_client / regions,
         devices=devices // regions,
+        excess=max(excess_of(config, n) for n in federation.devices.values()),
     )
     if config.noise_limit < _SLOW * noise:
         said.append(
