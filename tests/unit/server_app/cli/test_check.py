@@ -52,8 +52,10 @@ class Dropout(ToyTask):
         return super().losses(weights, {**batch, "x": batch["x"] * keep})
 
 
-def candidate(folder: Path, app: ClientApp | None = None, task: str = "make_task") -> Candidate:
-    config = tiny_config(task=f"{HERE}:{task}", dataset=f"{HERE}:rows", user_steps=1)
+def candidate(
+    folder: Path, app: ClientApp | None = None, task: str = "make_task", **settings: Any
+) -> Candidate:
+    config = tiny_config(task=f"{HERE}:{task}", dataset=f"{HERE}:rows", user_steps=1, **settings)
     made = check.candidate_of(check.OURS, config, None, 0, folder)
     return made if app is None else Candidate(**{**vars(made), "app": app})
 
@@ -91,6 +93,11 @@ def answered(message: Any, context: Any, change: Any) -> Any:
 def test_ours_passes(tmp_path: Path) -> None:
     """Every check, on a task of known gradients."""
     assert problems(candidate(tmp_path)) == {}
+
+
+def test_what_is_checked_is_what_masks_would_cover(tmp_path: Path) -> None:
+    """Settings under which a device answers nobody in the open are no fault of its app's."""
+    assert problems(candidate(tmp_path, secure_aggregation="pairwise")) == {}
 
 
 @pytest.mark.parametrize(
