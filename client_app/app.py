@@ -1,8 +1,8 @@
 """The device's ClientApp: it answers the coordinator's messages about its own examples.
 
 What leaves the device: clipped sums (or one clipped change), loss differences, scores, a count.
-They go to the region's coordinator only. Examples, and whatever is made of a single one, stay
-here, and so does the user's own model.
+They go to the region's coordinator only, under masks and noise where secure aggregation is on.
+Examples, and whatever is made of a single one, stay here, and so does the user's own model.
 """
 
 import logging
@@ -23,6 +23,7 @@ from client_app.datasets.load import dataset_of
 from client_app.gradients import clipped_sums, loss_differences
 from client_app.identity import Identity, identity_of, state_folder
 from client_app.local_steps import Steps, clipped_delta, mean_differences
+from client_app.secure_aggregation import secure_aggregation
 from client_app.task import TASKS, ScoreSums, Task, device_of, score_sums
 from client_app.user import (
     MODEL,
@@ -298,15 +299,16 @@ def _reply(message: Message, reply: object) -> Message:
 
 
 def make_app(mods: Sequence[Mod] = ()) -> ClientApp:
-    """Return a ClientApp of these handlers.
+    """Return a ClientApp of these handlers, behind the masks of secure aggregation.
 
     Parameters
     ----------
     mods : sequence of flwr.clientapp.typing.Mod
         Flower's mods, the first outermost: each sees a message on its way in and its reply on its
-        way out. What a mod adds to a reply, or takes from it, the coordinator refuses.
+        way out, both in the open: masks come last. What a mod adds to a reply, or takes from it,
+        the coordinator refuses.
     """
-    made = ClientApp(mods=list(mods))
+    made = ClientApp(mods=[secure_aggregation, *mods])
     made.train("gradient")(gradient)
     made.train("delta")(delta)
     made.train("adapt")(adapt)

@@ -1,4 +1,4 @@
-"""The regional coordinator: sums its devices' replies, noises once, personalises.
+"""The regional coordinator: has its devices' replies summed and noised once, personalises.
 
 It knows its devices only through Flower's `Grid`, so it is the same in simulation and in
 deployment. What it returns has been noised, charged to the ledger and saved, in the order
@@ -6,17 +6,19 @@ ledger -> noise -> save -> return: a crash in between can waste privacy but neve
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from flwr.serverapp import Grid
 
 from region_app.exchange import await_nodes, exchange
 from region_app.rho import best_rho, bracket, possible_points
+from region_app.secure_sum import SecureSum
 from region_app.state import RegionState, StateFolder
+from region_app.summation import CentralSum, Devices, Question, Summation, Sums
 from regionfed.config import Config
 from regionfed.conflict import conflict, label_divergence, personalisation_weight
 from regionfed.contract import (
@@ -49,11 +51,15 @@ from regionfed.privacy.plan import (
     score_columns,
     searches_rho,
 )
-from regionfed.randomness import derive_seed, randomness_source
+from regionfed.randomness import derive_seed
 
 log = logging.getLogger(__name__)
 
-R = TypeVar("R")
+SUMMATIONS: Mapping[str, Callable[[Devices, Config], Summation]] = {
+    "off": CentralSum,
+    "pairwise": SecureSum,
+}
+"""What the setting secure-aggregation names."""
 
 # A region takes part when its noised size is this many standard deviations from none.
 _SURE = 3.0
@@ -104,8 +110,9 @@ class Coordinator:
         self._ledger = Ledger(folder / "ledger.jsonl", config.delta, plan.budgets)
         self._states = StateFolder(folder)
         self._require_whole_ledger(folder)
-        self._randomness = randomness_source(config.noise_seed)
         self._nodes: list[int] = []
+        known = Devices(region, grid, devices, self._ledger, self._quarantine)
+        self._sums = SUMMATIONS[config.secure_aggregation](known, config)
 
     def _require_whole_ledger(self, folder: Path) -> None:
         """Refuse to go on from a state whose releases the ledger does not know."""
@@ -151,22 +158,21 @@ class Coordinator:
     def _release_update(
         self, request: RegionTrain, state: RegionState
     ) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        least = max(1.0, _SURE * self._plan.size.part("size").noise_std)
+        least = max(1.0, _SURE * self._sums.noise_std(self._plan.size.part("size"), 1))
         if not self._plan.unit.declared and state.examples < least:
             # Its noised size cannot be told from that of a region without any data.
             raise RunError(
                 f"region {self._region} has no data, or too little: its noised size is below "
                 f"{least:g}. It sits out; a lower size-noise-multiplier admits smaller regions."
             )
-        mechanism, size = self._plan.update, self._plan.sketch_size
+        size = self._plan.sketch_size
         point = request.theta
         if self._personaliser.accumulates:
             point = point + state.own_part()
-        total, sketch, loss = self._gradient_sums(mechanism, request, point, sketch_size=size)
-        sums = {"update": total, "loss": loss}
-        if size:
-            sums["sketch"] = sketch
-        update = self._released_means(mechanism, sums, state, request.round)
+        mechanism = self._plan.update
+        asked = self._gradient_request(mechanism, request, point, sketch_size=size)
+        parts = {"total": "update", "loss": "loss"} | ({"sketch": "sketch"} if size else {})
+        update = self._released_means(mechanism, asked, parts, state)
         # The noise is kept beside what it is on: whoever reads the update needs to know.
         facts = {"noise_std": self._noise_stds(state)["update"]}
         self._states.save_release("update", request.round, update, facts)
@@ -265,14 +271,12 @@ class Coordinator:
             if (saved := self._states.load_release(name, request.round)) is not None:
                 return saved[0]["gradient"]
             mechanism = self._plan.query
-            total, *_ = self._gradient_sums(
+            further = self._gradient_request(
                 mechanism, request, point, query=asked, inner_step=inner_step
             )
-            gradient = self._released_means(
-                mechanism, {"gradient": total}, state, request.round, asked
-            )["gradient"]
-            self._states.save_release(name, request.round, {"gradient": gradient}, {})
-            return gradient
+            released = self._released_means(mechanism, further, {"total": "gradient"}, state)
+            self._states.save_release(name, request.round, released, {})
+            return released["gradient"]
 
         return query
 
@@ -307,12 +311,19 @@ class Coordinator:
             direction=state.alpha * state.direction,
             as_one=self._plan.unit.as_one,
         )
-        votes = torch.zeros(len(points))
-        cohort = self._cohort(mechanism, request.round)
-        for reply in self._ask(cohort, asked, LossReply, {"steps": len(points)}):
-            votes += torch.tensor(reply.differences)
         batch = self._expected_batch(mechanism, state)
-        released = self._release(mechanism, {"vote": votes}, batch, request.round)
+        released = self._released(
+            Question(
+                request=asked,
+                reply=LossReply,
+                dimensions={"steps": len(points)},
+                mechanism=mechanism,
+                parts={"differences": "vote"},
+                round=request.round,
+                charged_to=request.round,
+                batch=lambda _: batch,
+            )
+        )
         self._states.save_release("votes", request.round, released, {})
         return [float(v) for v in released["vote"]]
 
@@ -331,7 +342,18 @@ class Coordinator:
             personalised=request.theta + state.own_part(),
             update=update,
         )
-        done = sum(1 for _ in self._ask(self._nodes, asked, AdaptReply, {}))
+        done = sum(
+            1
+            for _ in exchange(
+                self._grid,
+                self._nodes,
+                asked,
+                AdaptReply,
+                {},
+                timeout=config.round_timeout,
+                quarantine=self._quarantine,
+            )
+        )
         log.info("region %s: %d of %d devices adapted", self._region, done, len(self._nodes))
 
     def _score(self, request: RegionPersonalise, state: RegionState) -> list[float]:
@@ -346,13 +368,24 @@ class Coordinator:
             personalised=request.theta + state.own_part(),
             as_one=self._plan.unit.as_one,
         )
-        length = columns * len(self._tasks)
-        sums = torch.zeros(length)
-        for reply in self._ask(self._nodes, asked, ScoreReply, {"columns*tasks": length}):
-            sums += torch.tensor(reply.scores)
+
+        def held(sums: Sums) -> float:
+            # Never told: only a clipped mean is over it.
+            return max(float(sums["scores"][::columns].sum()), 1.0)
+
         mechanism = self._plan.scores
-        held = max(float(sums[::columns].sum()), 1.0)  # never told: only a clipped mean is over it
-        released = self._release(mechanism, {"scores": sums}, held, request.round)
+        released = self._released(
+            Question(
+                request=asked,
+                reply=ScoreReply,
+                dimensions={"columns*tasks": columns * len(self._tasks)},
+                mechanism=mechanism,
+                parts={"scores": "scores"},
+                round=request.round,
+                charged_to=request.round,
+                batch=held,
+            )
+        )
         # Sums again where a mean was noised, of as many examples as are declared.
         declared = state.examples
         released["scores"].mul_(declared / mechanism.part("scores").divisor(declared))
@@ -360,7 +393,7 @@ class Coordinator:
         return [float(v) for v in released["scores"]]
 
     # -------------------------------------------------------------------------- gradients
-    def _gradient_sums(
+    def _gradient_request(
         self,
         mechanism: GaussianSum,
         request: RegionTrain | RegionPersonalise,
@@ -369,31 +402,6 @@ class Coordinator:
         sketch_size: int = 0,
         query: int = 0,
         inner_step: float = 0.0,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return the sums over devices of gradients (p,), sketches (k,) and losses (1,)."""
-        asked = self._gradient_request(
-            mechanism,
-            round=request.round,
-            layout=request.layout,
-            point=point,
-            sketch_size=sketch_size,
-            query=query,
-            inner_step=inner_step,
-        )
-        total, sketch = torch.zeros_like(point), torch.zeros(sketch_size)
-        loss = torch.zeros(1)
-        answered = 0
-        cohort = self._cohort(mechanism, request.round, query)
-        for reply in self._ask(cohort, asked, GradientReply, {"p": len(total), "k": sketch_size}):
-            total += reply.total
-            sketch += reply.sketch
-            loss += reply.loss
-            answered += 1
-        self._require_answers(mechanism, answered, len(cohort))
-        return total, sketch, loss
-
-    def _gradient_request(
-        self, mechanism: GaussianSum, *, inner_step: float, **asked: Any
     ) -> GradientRequest | DeltaRequest:
         """Return what to ask devices: their examples' gradients, or what their steps change.
 
@@ -401,7 +409,12 @@ class Coordinator:
         accounted.
         """
         config, unit = self._config, self._plan.unit
-        asked |= {
+        asked: dict[str, Any] = {
+            "round": request.round,
+            "layout": request.layout,
+            "point": point,
+            "sketch_size": sketch_size,
+            "query": query,
             "clip_norm": unit.device_clip(mechanism.parts[0].clip),
             "loss_cap": self._plan.update.part("loss").clip,
             "sketch_seed": derive_seed(config.seed, "sketch"),
@@ -418,58 +431,41 @@ class Coordinator:
             optimiser=config.client_optimiser,
         )
 
-    # ----------------------------------------------------------------------------- common
-    def _cohort(self, mechanism: GaussianSum, round_: int, *which: int) -> list[int]:
-        """Return the devices to ask for a release, drawn anew where the unit draws devices."""
-        purpose = ("cohort", mechanism.release, self._config.seed, round_, self._region, *which)
-        return mechanism.cohort(self._nodes, self._randomness(*purpose))
-
-    def _ask(
-        self, nodes: list[int], request: object, reply: type[R], lengths: dict[str, int]
-    ) -> Iterator[R]:
-        return exchange(
-            self._grid,
-            nodes,
-            request,
-            reply,
-            lengths,
-            timeout=self._config.round_timeout,
-            quarantine=self._quarantine,
-        )
-
-    def _quarantine(self, reason: str) -> None:
-        # Stays in the region's own log: which device failed, and why, is nobody else's business.
-        log.warning("region %s: %s", self._region, reason)
-
-    def _release(
-        self,
-        mechanism: GaussianSum,
-        sums: dict[str, torch.Tensor],
-        batch: float,
-        round_: int,
-        *which: int,
-    ) -> dict[str, torch.Tensor]:
-        """Charge, then noise; `batch` is what makes a mean of a sum, where a mean is clipped."""
-        self._ledger.charge(mechanism.event(self._region, round_))
-        purpose = (mechanism.release, self._config.seed, round_, self._region, *which)
-        stream = self._randomness(*purpose)
-        return mechanism.noised(mechanism.gathered(sums, batch), stream)
-
     def _released_means(
         self,
         mechanism: GaussianSum,
-        sums: dict[str, torch.Tensor],
+        asked: GradientRequest | DeltaRequest,
+        parts: Mapping[str, str],
         state: RegionState,
-        round_: int,
-        *which: int,
-    ) -> dict[str, torch.Tensor]:
-        """Release sums and return them as means.
+    ) -> Sums:
+        """Return the noised means of gradients (p,), sketches (k,) and losses (1,), by part.
 
         The divisor is fixed: the realised count would be a second, unaccounted release.
         """
         batch = self._expected_batch(mechanism, state)
-        noised = self._release(mechanism, sums, batch, round_, *which)
+        noised = self._released(
+            Question(
+                request=asked,
+                reply=GradientReply,
+                dimensions={"p": len(asked.point), "k": asked.sketch_size},
+                mechanism=mechanism,
+                parts=parts,
+                round=asked.round,
+                charged_to=asked.round,
+                number=asked.query,
+                batch=lambda _: batch,
+                must_answer=True,
+            )
+        )
         return {name: v.div_(mechanism.part(name).divisor(batch)) for name, v in noised.items()}
+
+    # ----------------------------------------------------------------------------- common
+    def _released(self, question: Question) -> Sums:
+        return self._sums.released(self._nodes, question)
+
+    def _quarantine(self, reason: str) -> None:
+        # Stays in the region's own log: which device failed, and why, is nobody else's business.
+        log.warning("region %s: %s", self._region, reason)
 
     def _spent(self) -> float:
         spent = self._ledger.epsilon(TRAIN)
@@ -477,7 +473,11 @@ class Coordinator:
 
     def _noise_stds(self, state: RegionState) -> dict[str, float]:
         batch = self._expected_batch(self._plan.update, state)
-        return {part.name: part.noise_std / part.divisor(batch) for part in self._plan.update.parts}
+        lengths = {"update": len(state.direction), "sketch": self._plan.sketch_size}
+        return {
+            part.name: self._sums.noise_std(part, lengths.get(part.name, 1)) / part.divisor(batch)
+            for part in self._plan.update.parts
+        }
 
     def _expected_batch(self, mechanism: GaussianSum, state: RegionState) -> float:
         """Return how many units a sample is expected to have."""
@@ -497,7 +497,7 @@ class Coordinator:
 
     def _first_state(self, request: RegionTrain | RegionPersonalise) -> RegionState:
         """Return the state before round 1: with the region's size, as declared or as released."""
-        sizes = self._sizes(request.layout) if self._plan.sizes else {}
+        sizes = self._sizes(request) if self._plan.sizes else {}
         declared = float(self._devices * self._config.examples_per_client)
         state = RegionState(
             round=0,
@@ -510,32 +510,19 @@ class Coordinator:
         self._states.save(state)
         return state
 
-    def _sizes(self, layout: str) -> dict[str, torch.Tensor]:
+    def _sizes(self, request: RegionTrain | RegionPersonalise) -> Sums:
         """Release the region's size, and its labels where they are needed, once."""
         mechanism, labels = self._plan.size, self._plan.labels
-        sums = {"size": torch.zeros(1)}
-        if labels:
-            sums["labels"] = torch.zeros(labels)
-        answered = 0
         most = int(mechanism.part("size").clip) if self._plan.unit.as_one else 0
-        asked = ProfileRequest(layout=layout, labels=labels, most=most)
-        for reply in self._ask(self._nodes, asked, ProfileReply, {"labels": labels}):
-            sums["size"] += reply.examples
-            if labels:
-                sums["labels"] += torch.tensor(reply.histogram)
-            answered += 1
-        self._require_answers(mechanism, answered, len(self._nodes))
-        return self._release(mechanism, sums, 1.0, 0)
-
-    def _require_answers(self, mechanism: GaussianSum, answered: int, asked: int) -> None:
-        """Refuse to go on without any answer; but a drawn cohort may be empty, or silent.
-
-        Whether anybody was drawn, or who of them failed, must not be told: then zero is released,
-        noised and charged like any other sum.
-        """
-        if answered:
-            return
-        if mechanism.sampling.devices < 1.0:
-            log.warning("region %s: none of %d drawn devices answered", self._region, asked)
-            return
-        raise RunError(f"region {self._region}: none of its devices answered.")
+        return self._released(
+            Question(
+                request=ProfileRequest(layout=request.layout, labels=labels, most=most),
+                reply=ProfileReply,
+                dimensions={"labels": labels},
+                mechanism=mechanism,
+                parts={"examples": "size"} | ({"histogram": "labels"} if labels else {}),
+                round=request.round,
+                charged_to=0,
+                must_answer=True,
+            )
+        )

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import TypeVar
 
-from flwr.app import Message
+from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from regionfed.contract import decode, encode, message_type
@@ -53,28 +53,46 @@ def exchange(
     timeout: float,
     quarantine: Quarantine,
 ) -> Iterator[R]:
-    """Ask every node and yield the replies that keep the contract, in the order of node ids.
+    """Ask every node the same and yield the replies that keep the contract; see `ask`.
+
+    Each node gets records of its own (they share the immutable arrays).
+    """
+    records = encode(request)
+    asked = {node: own_copy(records) for node in nodes}
+    kind = message_type(request)
+    answers = ask(grid, asked, kind, reply, lengths, timeout=timeout, quarantine=quarantine)
+    for _, answer in answers:
+        yield answer
+
+
+def ask(
+    grid: Grid,
+    requests: Mapping[int, RecordDict],
+    kind: str,
+    reply: type[R],
+    lengths: Mapping[str, int],
+    *,
+    timeout: float,
+    quarantine: Quarantine,
+) -> Iterator[tuple[int, R]]:
+    """Ask each node and yield (node, reply) for what keeps the contract, in the requests' order.
 
     The fixed order makes a sum independent of who answered first; a grid that yields replies in
-    that order has only one of them in memory. Each node gets records of its own (they share
-    the immutable arrays), and of several replies from one node only the first counts. No node
-    is no message: an empty cohort is an empty sum.
+    that order has only one of them in memory. Of several replies from one node only the first
+    counts. No node is no message: an empty cohort is an empty sum.
     """
-    if not nodes:
+    if not requests:
         return
-    records = encode(request)
     messages = [
-        Message(
-            own_copy(records), dst_node_id=node, message_type=message_type(request), ttl=timeout
-        )
-        for node in nodes
+        Message(records, dst_node_id=node, message_type=kind, ttl=timeout)
+        for node, records in requests.items()
     ]
-    waiting = deque(nodes)  # the next to be yielded stands first
+    waiting = deque(requests)  # the next to be yielded stands first
     early: dict[int, R] = {}  # sound replies that came before their turn
     answered: set[int] = set()
     for message in grid.send_and_receive(messages, timeout=timeout):
         node = message.metadata.src_node_id
-        if node not in nodes or node in answered:
+        if node not in requests or node in answered:
             quarantine(f"node {node}: a reply that nobody asked for")
             continue
         answered.add(node)
@@ -88,9 +106,9 @@ def exchange(
             continue
         while waiting and waiting[0] in answered:
             if (turn := waiting.popleft()) in early:
-                yield early.pop(turn)
+                yield turn, early.pop(turn)
     for node in waiting:
         if node in early:
-            yield early.pop(node)
+            yield node, early.pop(node)
         elif node not in answered:
             quarantine(f"node {node}: no answer within {timeout:g} s")

@@ -341,6 +341,27 @@ class Config:
         -1, "-1 = secure noise; 0 or more = reproducible, FOR TESTS ONLY, voids privacy", low=-1
     )
 
+    secure_aggregation: str = setting(
+        "off",
+        "'off', or 'pairwise': devices mask and noise what they send, so that the coordinator "
+        "learns noised sums alone",
+        choices=("off", "pairwise"),
+    )
+    tolerated_dropouts: float = setting(
+        0.3,
+        "secure aggregation: fraction of a region's devices that may vanish during an exchange",
+        low=0.0,
+        high=0.5,
+        open_high=True,
+    )
+    tolerated_colluders: float = setting(
+        0.1,
+        "secure aggregation: fraction of devices that may tell the coordinator all they know",
+        low=0.0,
+        high=1.0,
+        open_high=True,
+    )
+
     noise_limit: float = setting(
         0.06,
         "most noise (std) that the steps may put on a weight, before alpha and rho scale it",
@@ -429,6 +450,18 @@ class Config:
             raise ConfigurationError(
                 f"meta-order=2 goes through each example's own step, which unit='{self.unit}' does "
                 f"not take: set meta-order=1."
+            )
+        if self.secure_aggregation != "off" and not unit.hides_sums:
+            raise ConfigurationError(
+                f"unit='{self.unit}' has the coordinator draw devices or clip a mean, which it "
+                f"cannot under secure-aggregation='{self.secure_aggregation}': set "
+                f"unit='example', or secure-aggregation='off'."
+            )
+        if 2.0 * self.tolerated_dropouts + self.tolerated_colluders >= 1.0:
+            raise ConfigurationError(
+                f"tolerated-dropouts={self.tolerated_dropouts:g} and "
+                f"tolerated-colluders={self.tolerated_colluders:g}: twice the former plus the "
+                f"latter must be less than 1, or two sets of survivors could both be a majority."
             )
         if self.privacy_mode == "none" and self.evaluation_privacy == "noised":
             # Without privacy nothing is noised; say it in the record rather than pretend.

@@ -12,13 +12,14 @@ exact keys, types, lengths, finite values. The receiver states the lengths it ex
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Annotated, Any, ClassVar, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, ClassVar, TypeVar, get_args, get_origin, get_type_hints
 
+import numpy as np
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from regionfed.errors import ContractError
-from regionfed.vector import from_arrays, to_arrays
+from regionfed.vector import from_arrays, integers_from_arrays, integers_to_arrays, to_arrays
 
 VERSION = 2
 
@@ -316,6 +317,23 @@ def message_type(request: object) -> str:
     return str(type(request).NAME)  # type: ignore[attr-defined] # every request has one
 
 
+# ------------------------------------------------------------------------------------ numbers
+def numbers(message: object) -> dict[str, torch.Tensor]:
+    """Return what a reply counts, by field, as float32 vectors; a single number has length 1."""
+    out = {}
+    for declared in _declared(type(message)):
+        value = getattr(message, declared.name)
+        if not declared.is_vector:
+            value = torch.tensor(value if isinstance(value, list) else [value], dtype=torch.float32)
+        out[declared.name] = value
+    return out
+
+
+def lengths_of(kind: type, lengths: Mapping[str, int]) -> dict[str, int]:
+    """Return how many numbers each field of a reply has, from the length of each dimension."""
+    return {d.name: lengths[d.length] if d.length else 1 for d in _declared(kind)}
+
+
 # ------------------------------------------------------------------------------------- codec
 def encode(message: object) -> RecordDict:
     """Return the records of a message.
@@ -330,7 +348,9 @@ def encode(message: object) -> RecordDict:
     metrics: dict[str, Any] = {}
     for declared in _declared(type(message)):
         value = getattr(message, declared.name)
-        if declared.is_vector:
+        if declared.is_ring:
+            arrays.update(integers_to_arrays(declared.name, value))
+        elif declared.is_vector:
             if value.ndim != 1 or not bool(torch.isfinite(value).all()):
                 raise ContractError(f"{declared.path}: must be a finite vector.")
             for key, array in to_arrays(declared.name, value).items():
@@ -365,7 +385,7 @@ def decode(kind: type[M], records: RecordDict, lengths: Mapping[str, int]) -> M:
         Naming the field, what was expected and what was found.
     """
     fields_of = _declared(kind)
-    arrays = _record(kind, records, "arrays", ArrayRecord, any(f.is_vector for f in fields_of))
+    arrays = _record(kind, records, "arrays", ArrayRecord, any(f.is_array for f in fields_of))
     metrics = _record(kind, records, "metrics", MetricRecord, any(f.is_computed for f in fields_of))
     config = dict(_record(kind, records, "config", ConfigRecord, True))
     if extra := set(records) - {"arrays", "metrics", "config"}:
@@ -374,20 +394,21 @@ def decode(kind: type[M], records: RecordDict, lengths: Mapping[str, int]) -> M:
     if version != VERSION:
         raise ContractError(f"{kind.__name__}: contract version {version}, this end has {VERSION}.")
     vectors = {key.rpartition("/")[0] for key in arrays}
-    _same_keys(kind, "arrays", vectors, {f.name for f in fields_of if f.is_vector})
+    _same_keys(kind, "arrays", vectors, {f.name for f in fields_of if f.is_array})
     _same_keys(kind, "metrics", set(metrics), {f.name for f in fields_of if f.is_computed})
     _same_keys(
         kind,
         "config",
         set(config),
-        {f.name for f in fields_of if not f.is_vector and not f.is_computed},
+        {f.name for f in fields_of if not f.is_array and not f.is_computed},
     )
     values: dict[str, Any] = {}
     for declared in fields_of:
         length = lengths.get(declared.length)
-        if declared.is_vector:
+        if declared.is_array:
+            read = from_arrays if declared.is_vector else integers_from_arrays
             try:
-                values[declared.name] = from_arrays(declared.name, arrays, length)
+                values[declared.name] = read(declared.name, arrays, length)
             except ContractError as error:
                 raise ContractError(f"{kind.__name__}: {error}") from error
             continue
@@ -412,6 +433,14 @@ class _Declared:
     @property
     def is_vector(self) -> bool:
         return self.type is torch.Tensor
+
+    @property
+    def is_ring(self) -> bool:
+        return self.type is np.ndarray
+
+    @property
+    def is_array(self) -> bool:
+        return self.is_vector or self.is_ring
 
 
 _DECLARED: dict[type, tuple[_Declared, ...]] = {}
@@ -470,10 +499,10 @@ def _plain(declared: _Declared, value: object) -> object:
 
 def _checked(declared: _Declared, hint: Any, value: Any) -> Any:
     """Return `value` if it has the type `hint` and is finite; an int may stand for a float."""
-    if hint == list[float]:
+    if get_origin(hint) is list:
         if not isinstance(value, list):
             raise ContractError(f"{declared.path}: expected a list, got {type(value).__name__}.")
-        return [_checked(declared, float, v) for v in value]
+        return [_checked(declared, get_args(hint)[0], v) for v in value]
     if hint is float and type(value) is int:
         value = float(value)
     if type(value) is not hint:

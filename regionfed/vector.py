@@ -9,6 +9,7 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from io import BytesIO
+from typing import Any
 
 import numpy as np
 import torch
@@ -156,26 +157,57 @@ def from_arrays(name: str, record: ArrayRecord, size: int | None) -> torch.Tenso
     ContractError
         Naming the vector, what was expected and what came.
     """
-    keys = [key for key in record if key.rpartition("/")[0] == name]
-    if set(keys) != {f"{name}/{i}" for i in range(len(keys))} or not keys:
-        raise ContractError(f"vector '{name}': chunks {sorted(keys)} are not 0..n-1.")
-    arrays = [record[f"{name}/{i}"] for i in range(len(keys))]
-    pieces = [_piece(name, array) for array in arrays]
-    declared = sum(piece.size for piece in pieces)
-    if size is not None and declared != size:
-        raise ContractError(f"vector '{name}': expected {size} elements, got {declared}.")
-    out = torch.empty(declared)
-    start = 0
-    for piece in pieces:
-        out.numpy()[start : start + piece.size] = piece
-        start += piece.size
+    pieces = _pieces(name, record, size, _FLOATS)
+    out = torch.empty(sum(piece.size for piece in pieces))
+    _join(pieces, out.numpy())
     if not bool(torch.isfinite(out).all()):
         raise ContractError(f"vector '{name}': holds nan or inf.")
     return out
 
 
-def _piece(name: str, array: Array) -> NDArray[np.float32]:
-    """Look at an Array's bytes as float32 (n,), without a copy.
+def integers_to_arrays(
+    name: str, vector: NDArray[np.unsignedinteger[Any]], chunk: int = CHUNK
+) -> dict[str, Array]:
+    """Cut unsigned integers (n,) of 32 or 64 bits into Arrays, as `to_arrays` does."""
+    starts = range(0, max(len(vector), 1), chunk)
+    return {f"{name}/{i}": Array(vector[s : s + chunk]) for i, s in enumerate(starts)}
+
+
+def integers_from_arrays(
+    name: str, record: ArrayRecord, size: int | None
+) -> NDArray[np.unsignedinteger[Any]]:
+    """Join what `integers_to_arrays` cut; see `from_arrays` for what is refused."""
+    pieces = _pieces(name, record, size, _INTEGERS)
+    if len({piece.dtype for piece in pieces}) != 1:
+        raise ContractError(f"vector '{name}': its chunks have different dtypes.")
+    out = np.empty(sum(piece.size for piece in pieces), pieces[0].dtype)
+    _join(pieces, out)
+    return out
+
+
+def _join(pieces: list[NDArray[Any]], out: NDArray[Any]) -> None:
+    start = 0
+    for piece in pieces:
+        out[start : start + piece.size] = piece
+        start += piece.size
+
+
+def _pieces(
+    name: str, record: ArrayRecord, size: int | None, dtypes: tuple[str, ...]
+) -> list[NDArray[Any]]:
+    """Look at the Arrays of a vector, in order, once they bear out the length that is expected."""
+    keys = [key for key in record if key.rpartition("/")[0] == name]
+    if set(keys) != {f"{name}/{i}" for i in range(len(keys))} or not keys:
+        raise ContractError(f"vector '{name}': chunks {sorted(keys)} are not 0..n-1.")
+    pieces = [_piece(name, record[f"{name}/{i}"], dtypes) for i in range(len(keys))]
+    declared = sum(piece.size for piece in pieces)
+    if size is not None and declared != size:
+        raise ContractError(f"vector '{name}': expected {size} elements, got {declared}.")
+    return pieces
+
+
+def _piece(name: str, array: Array, dtypes: tuple[str, ...]) -> NDArray[Any]:
+    """Look at an Array's bytes as numbers of one of these dtypes (n,), without a copy.
 
     Its dtype and shape are said twice, beside the bytes and in their header; both are the
     sender's word, and the bytes themselves have to bear them out.
@@ -188,18 +220,24 @@ def _piece(name: str, array: Array) -> NDArray[np.float32]:
     except (ValueError, KeyError, TypeError, OSError, EOFError) as error:
         raise ContractError(f"vector '{name}': unreadable array ({error}).") from error
     held = len(array.data) - file.tell()
-    if (array.stype, array.dtype) != ("numpy.ndarray", "float32") or len(array.shape) != 1:
+    one_axis = array.stype == "numpy.ndarray" and len(array.shape) == 1
+    if array.dtype not in dtypes or not one_axis:
         raise ContractError(
-            f"vector '{name}': expected float32 of one axis as numpy.ndarray, "
+            f"vector '{name}': expected {' or '.join(dtypes)} of one axis as numpy.ndarray, "
             f"got {array.dtype} {array.shape} as {array.stype}."
         )
-    if dtype != np.dtype("<f4") or shape != tuple(array.shape) or held != 4 * shape[0]:
+    expected = np.dtype(array.dtype).newbyteorder("<")
+    fits = shape == tuple(array.shape) and held == expected.itemsize * shape[0]
+    if dtype != expected or not fits:
         raise ContractError(
-            f"vector '{name}': declared float32 {array.shape}, is {dtype} {shape} in {held} bytes."
+            f"vector '{name}': declared {array.dtype} {array.shape}, is {dtype} {shape} in "
+            f"{held} bytes."
         )
-    return np.frombuffer(array.data, dtype=np.float32, offset=file.tell())
+    return np.frombuffer(array.data, dtype=expected, offset=file.tell())
 
 
+_FLOATS = ("float32",)
+_INTEGERS = ("uint32", "uint64")
 _HEADERS = {
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,

@@ -15,6 +15,7 @@ from regionfed.privacy.plan import TRAIN, PrivacyPlan, predicted_noise, region_e
 from regionfed.privacy.planner import DROWNED
 from regionfed.privacy.units import UNITS
 from regionfed.records import RoundRecord, Status, Summary
+from regionfed.secure_aggregation.terms import excess_of
 from regionfed.vector import to_arrays
 from server_app.checkpoint import load_checkpoint, save_checkpoint
 from server_app.federation import Federation, prepare
@@ -262,6 +263,7 @@ def warnings(config: Config, federation: Federation) -> list[str]:
         regions=regions,
         examples=devices * config.examples_per_client / regions,
         devices=devices // regions,
+        excess=max(excess_of(config, n) for n in federation.devices.values()),
     )
     if config.noise_limit < _SLOW * noise:
         said.append(

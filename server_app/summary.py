@@ -32,6 +32,7 @@ from regionfed.records import (
     Summary,
     mean_and_rrs,
 )
+from regionfed.secure_aggregation.terms import excess_of
 from server_app.federation import Federation
 from server_app.run_folder import RunFolder
 
@@ -62,7 +63,7 @@ def summarise(
         global_=mean_and_rrs(_means(regions, "global_")),
         personalised=mean_and_rrs(_means(regions, "personalised")),
         regions=regions,
-        privacy=_privacy(config, federation.plan, done, spent_by(rows, federation.plan)),
+        privacy=_privacy(config, federation, done, spent_by(rows, federation.plan)),
         evaluation=_evaluation(config, federation.plan, done),
         failures=[failure for row in rows for failure in row.failures],
         seconds=seconds,
@@ -129,7 +130,8 @@ def _user(regions: Mapping[str, RegionRecord]) -> Score | None:
     return score if score.mean is not None else None
 
 
-def _privacy(config: Config, plan: PrivacyPlan, rounds: int, spent: float) -> PrivacySummary:
+def _privacy(config: Config, federation: Federation, rounds: int, spent: float) -> PrivacySummary:
+    plan = federation.plan
     if config.privacy_mode == "none":
         return PrivacySummary(
             mode="none",
@@ -173,13 +175,32 @@ def _privacy(config: Config, plan: PrivacyPlan, rounds: int, spent: float) -> Pr
         clip_norm=config.clip_norm,
         events=_events(config, plan, rounds),
         statement=(
-            f"({_up(spent)}, {config.delta:g})-DP for {unit.whom} against everyone "
-            f"outside of its region's coordinator; {unit.neighbouring}; {sampling}; accountant "
-            f"{ACCOUNTANT}.{whole}{_panel_exception(config, plan)}"
+            f"({_up(spent)}, {config.delta:g})-DP for {unit.whom} against "
+            f"{_adversary(config)}; {unit.neighbouring}; {sampling}; accountant {ACCOUNTANT}."
+            f"{whole}{_distributed(config, federation)}{_panel_exception(config, plan)}"
         ),
         target_epsilon=plan.budgets[TRAIN],
         noise_seeded=config.noise_seed >= 0,
         units=units,
+    )
+
+
+def _adversary(config: Config) -> str:
+    if config.secure_aggregation == "off":
+        return "everyone outside of its region's coordinator"
+    return "everyone outside of its device, its region's coordinator included"
+
+
+def _distributed(config: Config, federation: Federation) -> str:
+    """Say what the guarantee rests on where devices draw the noise, and how much more there is."""
+    if config.secure_aggregation == "off":
+        return ""
+    most = max(excess_of(config, n) for n in federation.devices.values())
+    return (
+        f" Devices draw the noise and mask what they send. It is never less than accounted while "
+        f"at most {config.tolerated_dropouts:.0%} of a region's devices drop out and "
+        f"{config.tolerated_colluders:.0%} collude with the coordinator (each rounded down to "
+        f"whole devices), and up to {most:.3g} times as much."
     )
 
 
@@ -214,14 +235,15 @@ def _panel_exception(config: Config, plan: PrivacyPlan) -> str:
 
 def _events(config: Config, plan: PrivacyPlan, rounds: int) -> list[dict[str, object]]:
     """Say what each region has released so far; its ledger holds every single event."""
-    return [_event_row(m, count) for m, count in uses(config, plan, rounds) if count]
+    by = "each region's " + ("coordinator" if config.secure_aggregation == "off" else "devices")
+    return [_event_row(m, count, by) for m, count in uses(config, plan, rounds) if count]
 
 
-def _event_row(mechanism: GaussianSum, count: int) -> dict[str, object]:
+def _event_row(mechanism: GaussianSum, count: int, by: str) -> dict[str, object]:
     inside = {"vote", "gradient"} & {part.name for part in mechanism.parts}
     return {
         "release": mechanism.release,
-        "by": "each region's coordinator",
+        "by": by,
         "to": "coordinator" if inside else "server",
         "count": count,
         "noise multiplier": mechanism.noise_multiplier,

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from regionfed import contract
+from regionfed.secure_aggregation import messages as secure_messages
 
 
 @dataclass(frozen=True)
@@ -123,6 +124,9 @@ def _made_of(*parts: str) -> Field:
     return Field(reason=f"made of what was released ({', '.join(parts)}): no further cost")
 
 
+_RANDOM = Field(reason="keys and shares of keys, drawn at random for one exchange")
+_PRESENT = Field(reason="who is still there; membership and presence are not secret")
+
 _MODEL = ("update", "sketch", "size")
 _OWN = ("update", "sketch", "vote", "gradient", "size", "labels")
 
@@ -231,13 +235,32 @@ INVENTORY: Mapping[str, Mapping[str, Field]] = {
     "ScoreReply": {"scores": _inside("scores")},
     "ProfileRequest": {"layout": _PUBLIC, "labels": _PUBLIC, "most": _PUBLIC},
     "ProfileReply": {"examples": _inside("size"), "histogram": _inside("labels")},
+    "AdvertiseRequest": {"terms": _PUBLIC},
+    "AdvertiseReply": {"advert": _RANDOM},
+    "ShareRequest": {"adverts": _RANDOM},
+    "ShareReply": {"receivers": _PRESENT, "sealed": _RANDOM},
+    "MaskRequest": {"senders": _PRESENT, "sealed": _RANDOM},
+    "MaskReply": {
+        "masked": Field(
+            reason="a noised reply under masks that nobody can take off alone: the sum over "
+            "devices is what is released"
+        )
+    },
+    "AgreeRequest": {"survivors": _PRESENT},
+    "AgreeReply": {"signature": _PRESENT},
+    "UnmaskRequest": {"signers": _PRESENT, "signatures": _PRESENT},
+    "UnmaskReply": {"shares": _RANDOM},
 }
 """By message and field. `GradientReply.total` becomes ``gradient`` where a personaliser asked."""
 
 
 def messages() -> dict[str, type]:
     """Return every message of the contract by its name, in the order of the exchanges."""
-    return {kind.__name__: kind for _, ask, answer in contract.EXCHANGES for kind in (ask, answer)}
+    return {kind.__name__: kind for _, ask, answer in _exchanges() for kind in (ask, answer)}
+
+
+def _exchanges() -> tuple[tuple[str, type, type], ...]:
+    return (*contract.EXCHANGES, *secure_messages.EXCHANGES)
 
 
 def undeclared() -> list[str]:
@@ -277,7 +300,7 @@ def releases_table() -> str:
 def fields_table() -> str:
     """Return every field that crosses a tier as a table in Markdown, alike fields together."""
     rows = []
-    for direction, ask, answer in contract.EXCHANGES:
+    for direction, ask, answer in _exchanges():
         for kind, way in ((ask, direction), (answer, " -> ".join(direction.split(" -> ")[::-1]))):
             alike: dict[Field, list[str]] = {}
             for name, field in INVENTORY[kind.__name__].items():

@@ -30,6 +30,8 @@ class LedgerEvent:
     sensitivity, noise : dict of str to float
         Part to its L2 bound and to its own noise multiplier. Ledgers of earlier versions lack
         the latter.
+    drawn : str
+        Who drew the noise, where it was not the coordinator alone.
     """
 
     round: int
@@ -41,6 +43,7 @@ class LedgerEvent:
     noise_multiplier: float
     sensitivity: dict[str, float]
     noise: dict[str, float] = field(default_factory=dict)
+    drawn: str = ""
 
 
 class Ledger:
@@ -148,7 +151,7 @@ def _event(values: Any) -> LedgerEvent:
     if not isinstance(values, dict):
         raise TypeError(f"expected an object, got {type(values).__name__}")
     event = LedgerEvent(**values)
-    texts = (event.region, event.release, event.population, event.unit)
+    texts = (event.region, event.release, event.population, event.unit, event.drawn)
     if type(event.round) is not int or not all(isinstance(text, str) for text in texts):
         raise TypeError("round is no whole number, or a name is no text")
     _numbers("noise", event.noise)

@@ -151,6 +151,19 @@ class Unit(Protocol):
         """Whether a user's clipped gradients may be compared with the region's update."""
         ...
 
+    @property
+    def promises_region_too(self) -> bool:
+        """Whether updates and gradients bound what they tell of a region as a whole.
+
+        Where the unit is an example of a clipped mean: `plan.region_epsilon` says by how much.
+        """
+        ...
+
+    @property
+    def hides_sums(self) -> bool:
+        """Whether devices do all there is to do before noise, so that nobody needs exact sums."""
+        ...
+
     def sampling(self, rate: float) -> Sampling:
         """Return who is drawn at a rate."""
         ...

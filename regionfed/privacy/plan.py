@@ -326,7 +326,13 @@ def region_epsilon(config: Config, plan: PrivacyPlan, rounds: int) -> RegionEpsi
 
 
 def predicted_noise(
-    config: Config, plan: PrivacyPlan, *, regions: int, examples: float, devices: int = 1
+    config: Config,
+    plan: PrivacyPlan,
+    *,
+    regions: int,
+    examples: float,
+    devices: int = 1,
+    excess: float = 1.0,
 ) -> float:
     """Return the std that noise on each weight of the global model would have at the end.
 
@@ -343,10 +349,12 @@ def predicted_noise(
         Expected examples of a region.
     devices : int
         Its devices.
+    excess : float
+        Noise over what is accounted, where devices draw it.
     """
     batch = plan.update.rate * plan.unit.population(examples, devices)
     update = plan.update.part("update")
-    tau = update.noise_std / update.divisor(batch)
+    tau = excess * update.noise_std / update.divisor(batch)
     return float(config.server_lr * tau * math.sqrt(config.rounds / regions))
 
 

@@ -7,7 +7,6 @@ moves the ledger.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 from regionfed.privacy.accountant import NEIGHBOURING
 from regionfed.privacy.mechanism import Part, Sampling, Unit
@@ -38,6 +37,7 @@ class PerExample:
     sketches: bool = True
     weighs_users: bool = True
     promises_region_too: bool = False
+    hides_sums: bool = True
 
     def sampling(self, rate: float) -> Sampling:
         """Have devices draw their examples."""
@@ -85,6 +85,7 @@ class ExampleInMean:
     sketches: bool = False
     weighs_users: bool = False
     promises_region_too: bool = True
+    hides_sums: bool = False
 
     def sampling(self, rate: float) -> Sampling:
         """Have devices draw their examples."""
@@ -136,6 +137,7 @@ class PerClient:
     sketches: bool = True
     weighs_users: bool = False
     promises_region_too: bool = False
+    hides_sums: bool = False
 
     def sampling(self, rate: float) -> Sampling:
         """Have the coordinator draw devices, which answer with all that they have."""
@@ -184,6 +186,7 @@ class PerRegion:
     sketches: bool = True
     weighs_users: bool = False
     promises_region_too: bool = False
+    hides_sums: bool = False
 
     def sampling(self, rate: float) -> Sampling:
         """Have devices draw examples; the region itself is always there."""
@@ -214,19 +217,7 @@ class PerRegion:
         return {"region replaced": (2.0, 1.0), "example": (2.0, rate)}
 
 
-class KnownUnit(Unit, Protocol):
-    """A unit of a run, with what is said of it besides."""
-
-    @property
-    def promises_region_too(self) -> bool:
-        """Whether updates and gradients bound what they tell of a region as a whole.
-
-        Where the unit is an example of a clipped mean: `plan.region_epsilon` says by how much.
-        """
-        ...
-
-
-UNITS: Mapping[str, KnownUnit] = {
+UNITS: Mapping[str, Unit] = {
     "example": PerExample(),
     "example-in-mean": ExampleInMean(),
     "client": PerClient(),

@@ -76,8 +76,10 @@ def candidate_of(
     reference: str, config: Config, region: str | None, device: int, folder: Path
 ) -> Candidate:
     """Return an app at one device, as a coordinator knows it."""
-    # Private coins cannot be thrown twice alike; a check has nothing to hide.
-    config = replace(config, noise_seed=max(config.noise_seed, 0), device="cpu")
+    # Private coins cannot be thrown twice alike; a check has nothing to hide, behind masks neither.
+    config = replace(
+        config, noise_seed=max(config.noise_seed, 0), device="cpu", secure_aggregation="off"
+    )
     dataset = dataset_of(config)
     module = TASKS.load(config.task)(config).module
     layout = Layout.of(module)

@@ -180,8 +180,7 @@ def as_text(
     lines = [
         f"{folder.path}",
         f"delta {found.delta:g}; {_relations(found)}; accountant {ACCOUNTANT}, "
-        f"checked by {CROSS_CHECK}. What is released was noised by a region's coordinator, against "
-        f"everyone outside of it.",
+        f"checked by {CROSS_CHECK}. What is released was noised by a region's {_noised_by(found)}.",
     ]
     for region in found.regions:
         lines += ["", *_region_lines(region, events=events)]
@@ -203,6 +202,13 @@ def _relations(found: Audit) -> str:
     return "; ".join(f"{neighbouring_of(unit)} one {unit}" for unit in _units(found))
 
 
+def _noised_by(found: Audit) -> str:
+    """Say who drew the noise, and against whom it is there: what holds for every event."""
+    if {bool(event.drawn) for region in found.regions for event in region.events} == {True}:
+        return "devices, against everyone outside of a device, their coordinator included"
+    return "coordinator, against everyone outside of it"
+
+
 def _region_lines(region: RegionAudit, *, events: bool) -> list[str]:
     lines = [f"{region.region}: the coordinator released, of its devices' data,"]
     lines += [f"  {_group_line(group)}" for group in region.groups]
@@ -211,6 +217,7 @@ def _region_lines(region: RegionAudit, *, events: bool) -> list[str]:
             f"    round {e.round:>4}  {e.release}: {e.population}, unit {e.unit}, "
             f"z {e.noise_multiplier:.4g}, sampling {e.sampling_rate:g}, sensitivity "
             + ", ".join(f"{part} {bound:.3g}" for part, bound in e.sensitivity.items())
+            + (f"; {e.drawn}" if e.drawn else "")
             for e in region.events
         ]
     lines += [f"  {population} data: {_both(spent)}" for population, spent in region.spent.items()]

@@ -9,6 +9,7 @@ import pytest
 import torch
 from scipy import stats
 
+from region_app.summation import Question, Sums
 from regionfed.config import Config
 from regionfed.contract import (
     DeltaRequest,
@@ -200,14 +201,14 @@ def everything(folder: Path, unit: str, scripts: list[Script], **settings: Any) 
     for name in ("update", "vote", "scores"):
         mechanism = getattr(mechanisms, name)
         assert mechanism.noise_multiplier == 0.0
-    release = coordinator._release
+    release = coordinator._sums.released
 
-    def spy(mechanism: Any, sums: Any, batch: float, *rest: Any) -> Any:
-        released = release(mechanism, sums, batch, *rest)
+    def spy(nodes: list[int], question: Question) -> Sums:
+        released = release(nodes, question)
         noised.update({k: v.clone() for k, v in released.items()})
         return released
 
-    coordinator._release = spy  # type: ignore[method-assign]
+    coordinator._sums.released = spy  # type: ignore[method-assign]
     coordinator.train(train_request(THETA))
     coordinator.personalise(personalise_request(THETA, torch.ones(P)))
     return noised

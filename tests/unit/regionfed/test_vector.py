@@ -14,7 +14,13 @@ from numpy.lib import format as npy
 from torch import nn
 
 from regionfed.errors import ContractError
-from regionfed.vector import Layout, from_arrays, to_arrays
+from regionfed.vector import (
+    Layout,
+    from_arrays,
+    integers_from_arrays,
+    integers_to_arrays,
+    to_arrays,
+)
 from tests.conftest import Mixed, tiny_t5
 
 FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)
@@ -226,3 +232,27 @@ def test_values_that_are_not_finite_are_refused(value: float) -> None:
     array = Array(np.array([0.0, value], dtype=np.float32))
     with pytest.raises(ContractError, match="nan or inf"):
         from_arrays("v", ArrayRecord({"v/0": array}), 2)
+
+
+@pytest.mark.parametrize("dtype", [np.uint32, np.uint64])
+def test_integers_of_a_ring_come_back_in_their_own_dtype(dtype: type[Any]) -> None:
+    """Whole range, whatever the chunks; which of the two rings it is, the receiver sees."""
+    vector = np.array([0, 1, np.iinfo(dtype).max, 7, 8], dtype)
+    back = integers_from_arrays("v", ArrayRecord(integers_to_arrays("v", vector, 2)), 5)
+    assert back.dtype == dtype and np.array_equal(back, vector)
+
+
+@pytest.mark.parametrize(
+    ("chunks", "said"),
+    [
+        ((np.zeros(2, np.uint32), np.zeros(2, np.uint64)), "different dtypes"),
+        ((np.zeros(4, np.float32),), "expected uint32 or uint64"),
+        ((np.zeros(4, np.int32),), "expected uint32 or uint64"),
+        ((np.zeros(3, np.uint32),), "expected 4 elements"),
+    ],
+    ids=["two rings", "floats", "signed", "short"],
+)
+def test_what_is_no_vector_of_one_ring_is_refused(chunks: tuple[Any, ...], said: str) -> None:
+    record_ = ArrayRecord({f"v/{i}": Array(chunk) for i, chunk in enumerate(chunks)})
+    with pytest.raises(ContractError, match=said):
+        integers_from_arrays("v", record_, 4)

@@ -233,3 +233,5 @@ def test_the_noise_on_each_weight_is_foreseen() -> None:
     expected = 2.0 * (ours.clip_norm / (ours.sampling_rate * 100.0)) * 3.0
     found = predicted_noise(ours, plan, regions=1, examples=100.0)
     assert found == pytest.approx(expected)
+    found = predicted_noise(ours, plan, regions=1, examples=100.0, excess=1.25)
+    assert found == pytest.approx(1.25 * expected)

@@ -127,6 +127,11 @@ def test_ours_passes(tmp_path: Path, unit: str) -> None:
     assert names <= {check.name for check in CHECKS}
 
 
+def test_what_is_checked_is_what_masks_would_cover(tmp_path: Path) -> None:
+    """Settings under which a device answers nobody in the open are no fault of its app's."""
+    assert problems(candidate(tmp_path, secure_aggregation="pairwise")) == {}
+
+
 @pytest.mark.parametrize(
     ("gradient", "name"),
     [

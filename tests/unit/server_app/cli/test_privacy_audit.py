@@ -58,6 +58,7 @@ def test_a_sound_run_agrees(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         "by PLD",
         "by RDP",
         "delta 1e-05; add-or-remove-one one example; accountant PLD",
+        "noised by a region's coordinator, against everyone outside of it",
         "train data: the summary says epsilon",
         "they agree",
     ):
