@@ -51,6 +51,7 @@ from regionfed.contract import (
 )
 from regionfed.discretion import discreet
 from regionfed.errors import ContractError
+from regionfed.privacy.banded import cyclic_turn
 from regionfed.randomness import derive_seed, randomness_source
 from regionfed.records import with_mean
 from regionfed.sketch import sketch_signs
@@ -92,6 +93,16 @@ class Device:
     def at(cls, bench: Workbench, who: Identity) -> "Device":
         """Return a device by its identity."""
         return cls(who, bench.dataset.client(who.region, who.index), bench)
+
+    def sample(self, request: GradientRequest | LossRequest, purpose: str) -> list[Example]:
+        """Return the training examples that a request is about: drawn, or on schedule."""
+        if request.period:
+            return [
+                example
+                for number, example in enumerate(self.data.train)
+                if cyclic_turn(number, request.period, request.round)
+            ]
+        return self.poisson_sample(request.sampling_rate, request.round, purpose)
 
     def poisson_sample(self, rate: float, round_: int, purpose: str) -> list[Example]:
         """Draw each training example with chance `rate`, independently and in secret.
@@ -150,7 +161,7 @@ def gradient(message: Message, context: Context) -> Message:
         bench.task,
         bench.layout,
         request.point,
-        device.poisson_sample(request.sampling_rate, request.round, f"sample {request.query}"),
+        device.sample(request, f"sample {request.query}"),
         clip_norm=request.clip_norm,
         loss_cap=request.loss_cap,
         signs=sketch_signs(bench.layout, request.sketch_size, request.sketch_seed)
@@ -228,7 +239,7 @@ def loss(message: Message, context: Context) -> Message:
         request.base,
         request.direction,
         steps=request.steps,
-        examples=device.poisson_sample(request.sampling_rate, request.round, "vote sample"),
+        examples=device.sample(request, "vote sample"),
         clip_norm=request.clip_norm,
         microbatch=4 * bench.config.microbatch,
     )

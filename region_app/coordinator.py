@@ -40,9 +40,11 @@ from regionfed.contract import (
 )
 from regionfed.errors import PrivacyError, RunError
 from regionfed.personaliser import Personaliser, Query, Released
+from regionfed.privacy.banded import carried, single
 from regionfed.privacy.ledger import Ledger
 from regionfed.privacy.mechanism import GaussianSum
 from regionfed.privacy.plan import (
+    SURE,
     TRAIN,
     PrivacyPlan,
     adapts,
@@ -60,9 +62,6 @@ SUMMATIONS: Mapping[str, Callable[[Devices, Config], Summation]] = {
     "pairwise": SecureSum,
 }
 """What the setting secure-aggregation names."""
-
-# A region takes part when its noised size is this many standard deviations from none.
-_SURE = 3.0
 
 
 class Coordinator:
@@ -111,7 +110,7 @@ class Coordinator:
         self._states = StateFolder(folder)
         self._require_whole_ledger(folder)
         self._nodes: list[int] = []
-        known = Devices(region, grid, devices, self._ledger, self._quarantine)
+        known = Devices(region, grid, devices, self._ledger, self._quarantine, folder)
         self._sums = SUMMATIONS[config.secure_aggregation](known, config)
 
     def _require_whole_ledger(self, folder: Path) -> None:
@@ -158,7 +157,7 @@ class Coordinator:
     def _release_update(
         self, request: RegionTrain, state: RegionState
     ) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        least = max(1.0, _SURE * self._sums.noise_std(self._plan.size.part("size"), 1))
+        least = max(1.0, SURE * self._sums.noise_std(self._plan.size.part("size"), 1))
         if not self._plan.unit.declared and state.examples < least:
             # Its noised size cannot be told from that of a region without any data.
             raise RunError(
@@ -174,7 +173,7 @@ class Coordinator:
         parts = {"total": "update", "loss": "loss"} | ({"sketch": "sketch"} if size else {})
         update = self._released_means(mechanism, asked, parts, state)
         # The noise is kept beside what it is on: whoever reads the update needs to know.
-        facts = {"noise_std": self._noise_stds(state)["update"]}
+        facts = {"noise_std": self._noise_on_update(state, request.round)}
         self._states.save_release("update", request.round, update, facts)
         return update, facts
 
@@ -305,6 +304,7 @@ class Coordinator:
             round=request.round,
             layout=request.layout,
             sampling_rate=mechanism.sampling.examples,
+            period=mechanism.sampling.period,
             clip_norm=mechanism.part("vote").clip,
             steps=points,
             base=request.theta,
@@ -338,7 +338,7 @@ class Coordinator:
             clip_norm=config.clip_norm,
             alpha_min=config.alpha_min,
             alpha_gain=config.alpha_gain,
-            update_noise_std=self._noise_stds(state)["update"],
+            update_noise_std=self._noise_on_update(state, request.round),
             personalised=request.theta + state.own_part(),
             update=update,
         )
@@ -420,8 +420,13 @@ class Coordinator:
             "sketch_seed": derive_seed(config.seed, "sketch"),
         }
         if not unit.as_one:
-            rate = mechanism.sampling.examples
-            return GradientRequest(**asked, sampling_rate=rate, inner_step=inner_step)
+            drawn = mechanism.sampling
+            return GradientRequest(
+                **asked,
+                sampling_rate=drawn.examples,
+                period=drawn.period,
+                inner_step=inner_step,
+            )
         if inner_step:
             raise PrivacyError("a device as one takes no step of each example's: set meta-order=1.")
         return DeltaRequest(
@@ -472,16 +477,25 @@ class Coordinator:
         return spent if spent != float("inf") else -1.0
 
     def _noise_stds(self, state: RegionState) -> dict[str, float]:
+        """Return the noise on each part, by which steps are cut: of updates, what sums carry."""
         batch = self._expected_batch(self._plan.update, state)
+        mechanism = self._plan.update
         lengths = {"update": len(state.direction), "sketch": self._plan.sketch_size}
-        return {
+        std = {
             part.name: self._sums.noise_std(part, lengths.get(part.name, 1)) / part.divisor(batch)
-            for part in self._plan.update.parts
+            for part in mechanism.parts
         }
+        return std | {"update": std["update"] * carried(self._config.rounds, mechanism.bands)}
+
+    def _noise_on_update(self, state: RegionState, round_: int) -> float:
+        """Return the noise (std) on a coordinate of one round's update."""
+        rounds, bands = self._config.rounds, self._plan.update.bands
+        share = single(rounds, bands, round_) / carried(rounds, bands)
+        return self._noise_stds(state)["update"] * share
 
     def _expected_batch(self, mechanism: GaussianSum, state: RegionState) -> float:
         """Return how many units a sample is expected to have."""
-        return mechanism.rate * self._plan.unit.population(state.examples, self._devices)
+        return mechanism.sampling.share * self._plan.unit.population(state.examples, self._devices)
 
     def _state_before(self, request: RegionTrain | RegionPersonalise) -> RegionState:
         """Return the state that a round starts from, releasing the region's size if it is new."""

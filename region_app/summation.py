@@ -6,11 +6,13 @@ to know whether more could be seen.
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 import torch
 from flwr.serverapp import Grid
 
+from region_app.correlated_noise import CorrelatedNoise
 from region_app.exchange import Quarantine, exchange
 from regionfed.config import Config
 from regionfed.contract import lengths_of, numbers
@@ -87,6 +89,8 @@ class Devices:
     ledger : Ledger
     quarantine : callable
         Told why a reply was left out.
+    folder : Path
+        The region's own disk.
     """
 
     region: str
@@ -94,6 +98,7 @@ class Devices:
     declared: int
     ledger: Ledger
     quarantine: Quarantine
+    folder: Path
 
 
 class Summation(Protocol):
@@ -134,10 +139,28 @@ class CentralSum:
         number = () if question.number is None else (question.number,)
         cohort = mechanism.cohort(nodes, self._randomness("cohort", *purpose, *number))
         sums = self._summed(cohort, question)
-        self._devices.ledger.charge(mechanism.event(region, question.charged_to))
+        if not mechanism.is_charged(question.charged_to, self._devices.ledger.events):
+            self._devices.ledger.charge(mechanism.event(region, question.charged_to))
         # The first question of a round draws its noise like the only one: without a number.
         stream = self._randomness(*purpose, *filter(None, number))
-        return mechanism.noised(mechanism.gathered(sums, question.batch(sums)), stream)
+        gathered = mechanism.gathered(sums, question.batch(sums))
+        return mechanism.noised(gathered, stream, self._rows(question))
+
+    def _rows(self, question: Question) -> dict[str, Callable[[int], torch.Tensor]]:
+        """Return where a part gets its noise from that is correlated over rounds."""
+        mechanism, config = question.mechanism, self._config
+        if mechanism.bands == 1:
+            return {}
+        path = self._devices.folder / "noise.safetensors"
+        noise = CorrelatedNoise(path, config.rounds, mechanism.bands)
+
+        def fresh(round_: int, size: int) -> torch.Tensor:
+            purpose = ("row", mechanism.release, config.seed, round_, self._devices.region)
+            return self._randomness(*purpose).normal(size)
+
+        return {
+            mechanism.parts[0].name: lambda size: noise.row(question.charged_to, size, fresh),
+        }
 
     def _summed(self, cohort: list[int], question: Question) -> Sums:
         """Return the exact sums by part."""
@@ -154,8 +177,9 @@ class CentralSum:
         )
         for reply in replies:
             values = numbers(reply)
-            for field, part in question.parts.items():
-                sums[part] += values[field]
+            added = {part: values[field] for field, part in question.parts.items()}
+            for part, value in question.mechanism.enforced(added).items():
+                sums[part] += value
             answered += 1
         if question.must_answer and not answered:
             self._allow_silence(cohort, question)
@@ -167,7 +191,7 @@ class CentralSum:
         Whether anybody was drawn, or who of them failed, must not be told: then zero is released,
         noised and charged like any other sum.
         """
-        if question.mechanism.sampling.devices == 1.0:
+        if not question.mechanism.unit.as_one:
             raise RunError(f"region {self._devices.region}: none of its devices answered.")
         self._devices.quarantine(f"none of {len(cohort)} drawn devices answered")
 

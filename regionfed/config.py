@@ -302,7 +302,8 @@ class Config:
     unit: str = setting(
         "example",
         "what one unit of privacy is: an 'example', a 'client' (a device with all it has), a "
-        "'region', or an 'example-in-mean' (as published: the region's mean is clipped)",
+        "'region'; 'example-on-schedule' (no secret sampling, noise correlated over rounds), or "
+        "'example-in-mean' (as published: the region's mean is clipped)",
         choices=tuple(UNITS),
     )
     target_epsilon: float = setting(
@@ -433,6 +434,11 @@ class Config:
             raise ConfigurationError(
                 f"unit='{self.unit}' bounds no example, so that no sketch can be released: "
                 f"set conflict='raw' or 'debiased'."
+            )
+        if self.conflict == "debiased" and unit.sampling(self.sampling_rate).period:
+            raise ConfigurationError(
+                f"unit='{self.unit}' has noise that is another each round, which conflict="
+                f"'debiased' does not know: set conflict='sketch' or 'raw'."
             )
         if self.noise_multiplier > 0.0 and self.target_epsilon != type(self).target_epsilon:
             raise ConfigurationError(

@@ -133,7 +133,8 @@ class GradientRequest:
 
     `query` numbers the gradients of a round, each of a sample of its own: 0 is the round's
     update, the others are a personaliser's. With ``inner_step`` eta > 0 the gradient is that of
-    ``L_i(w - eta grad L_i(w))``, differentiated through the step.
+    ``L_i(w - eta grad L_i(w))``, differentiated through the step. With a ``period`` above 0 the
+    sample is not drawn: it is those whose turn it is in that many rounds.
     """
 
     NAME: ClassVar[str] = "train.gradient"
@@ -148,6 +149,7 @@ class GradientRequest:
     point: Model
     query: int = 0
     inner_step: float = 0.0
+    period: int = 0
 
 
 @dataclass(frozen=True)
@@ -233,6 +235,7 @@ class LossRequest:
     base: Model
     direction: Model
     as_one: bool = False
+    period: int = 0
 
 
 @dataclass(frozen=True)

@@ -162,7 +162,7 @@ def _privacy(config: Config, federation: Federation, rounds: int, spent: float) 
             )
             + "."
         )
-    sampling = unit.sampling_words(config.sampling_rate)
+    sampling = unit.sampling_words(plan.update.rate)
     return PrivacySummary(
         mode=config.privacy_mode,
         epsilon=spent,

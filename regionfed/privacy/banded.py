@@ -61,6 +61,41 @@ def strategy(rounds: int, bands: int, momentum: float = 0.0) -> Floats:
     return normalised
 
 
+def strategy_row(rounds: int, bands: int, round_: int) -> Floats:
+    """Return ``C[t, t - b + 1], ..., C[t, t]`` of `strategy`, t from 1; shorter at first."""
+    coefficients = banded_square_root(min(bands, rounds))
+    norms = np.sqrt(np.cumsum(coefficients**2))
+    ages = np.arange(min(bands, round_) - 1, -1, -1)
+    columns = round_ - ages
+    row: Floats = coefficients[ages] / norms[np.minimum(len(norms), rounds - columns + 1) - 1]
+    return row
+
+
+def carried(rounds: int, bands: int) -> float:
+    """Return what a sum over all rounds carries of noise, over that of independent noise.
+
+    ``||1^T C^-1|| / sqrt(T)``, by back substitution: T b operations.
+    """
+    if bands == 1:
+        return 1.0
+    return _row_of_inverse(np.ones(rounds), rounds, bands) / math.sqrt(rounds)
+
+
+def single(rounds: int, bands: int, round_: int) -> float:
+    """Return the noise on one round's release, over that of independent noise, ``||e_t C^-1||``."""
+    return _row_of_inverse(np.eye(1, rounds, round_ - 1)[0], rounds, bands)
+
+
+def _row_of_inverse(weights: Floats, rounds: int, bands: int) -> float:
+    """Return the norm of ``w^T C^-1``."""
+    rest = weights.copy()
+    for t in range(rounds, 0, -1):
+        row = strategy_row(rounds, bands, t)
+        rest[t - 1] /= row[-1]
+        rest[t - len(row) : t - 1] -= row[:-1] * rest[t - 1]
+    return float(np.linalg.norm(rest))
+
+
 def _lower_toeplitz(coefficients: Floats, rounds: int) -> Floats:
     out = np.zeros((rounds, rounds))
     for age, coefficient in enumerate(coefficients):

@@ -180,6 +180,7 @@ INVENTORY: Mapping[str, Mapping[str, Field]] = {
                 "loss_cap",
                 "sketch_seed",
                 "sketch_size",
+                "period",
             ),
             _PUBLIC,
         ),
@@ -221,7 +222,9 @@ INVENTORY: Mapping[str, Mapping[str, Field]] = {
     },
     "AdaptReply": {},
     "LossRequest": {
-        **dict.fromkeys(("round", "layout", "sampling_rate", "clip_norm", "as_one"), _PUBLIC),
+        **dict.fromkeys(
+            ("round", "layout", "sampling_rate", "clip_norm", "as_one", "period"), _PUBLIC
+        ),
         "steps": _made_of(*_OWN),
         "base": _made_of("update"),
         "direction": _made_of(*_OWN),

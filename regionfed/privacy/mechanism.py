@@ -10,8 +10,9 @@ What one unit is, who draws it and where its clip stands is said by a `Unit`
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Protocol
 
 import torch
@@ -98,11 +99,20 @@ class Sampling:
         Chance of each example of a device that is asked, drawn by the device.
     accounted : float
         Chance of a *unit*: what amplification may be counted with. 1 is none.
+    period : int
+        Above 0 nobody is drawn: an example takes part once in that many rounds, on a schedule that
+        anybody may know.
     """
 
     devices: float
     examples: float
     accounted: float
+    period: int = 0
+
+    @property
+    def share(self) -> float:
+        """Share of a region's units that a sample is expected to have."""
+        return self.devices * self.examples
 
 
 class Unit(Protocol):
@@ -207,6 +217,10 @@ class GaussianSum:
     rate : float
         Chance that the sample is drawn with; 1 is everyone.
     parts : tuple of Part
+    bands : int
+        Rounds over which the noise of its first part is correlated (`regionfed.privacy.banded`);
+        1 is independent noise. No unit takes part twice within them, so that they are charged as
+        one release.
     """
 
     release: str
@@ -214,6 +228,7 @@ class GaussianSum:
     unit: Unit
     rate: float
     parts: tuple[Part, ...]
+    bands: int = 1
 
     @property
     def sampling(self) -> Sampling:
@@ -248,6 +263,25 @@ class GaussianSum:
             noise_multiplier=self.noise_multiplier,
             sensitivity={part.name: part.bound for part in self.parts},
             noise={part.name: part.noise_multiplier for part in self.parts},
+            drawn=f"correlated over {self.bands} rounds, which are charged as one"
+            if self.bands > 1
+            else "",
+        )
+
+    def charges(self, rounds: int) -> int:
+        """Return how often the first rounds are charged, if each uses this once."""
+        return -(-rounds // self.bands)
+
+    def is_charged(self, round_: int, events: Iterable[LedgerEvent]) -> bool:
+        """Say whether a ledger holds what covers a round; independent noise is charged each time.
+
+        A unit is in one round of a period, and its contributions to several are orthogonal
+        (columns of C, b or more apart): k periods are k Gaussian releases, and one event each.
+        """
+        return self.bands > 1 and any(
+            event.release == self.release
+            and (event.round - 1) // self.bands == (round_ - 1) // self.bands
+            for event in events
         )
 
     def cohort(self, devices: Sequence[int], coins: PrivateRandomness) -> list[int]:
@@ -262,6 +296,16 @@ class GaussianSum:
         drawn = coins.bernoulli(chance, len(devices))
         return [device for device, taken in zip(devices, drawn, strict=True) if taken]
 
+    def enforced(self, reply: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+        """Return what a device's reply may add to each sum, cut to its bound if it is one unit's.
+
+        What a device does as one is bounded by whoever sums, whatever its app does. Where it holds
+        many units, only the device can clip each.
+        """
+        if not self.unit.as_one:
+            return reply
+        return {name: clip(value, self.part(name).clip) for name, value in reply.items()}
+
     def gathered(
         self, sums: Mapping[str, torch.Tensor], batch: float
     ) -> Mapping[str, torch.Tensor]:
@@ -269,7 +313,10 @@ class GaussianSum:
         return {name: self.part(name).gathered(total, batch) for name, total in sums.items()}
 
     def noised(
-        self, sums: Mapping[str, torch.Tensor], randomness: PrivateRandomness
+        self,
+        sums: Mapping[str, torch.Tensor],
+        randomness: PrivateRandomness,
+        rows: Mapping[str, Callable[[int], torch.Tensor]] = MappingProxyType({}),
     ) -> dict[str, torch.Tensor]:
         """Return each sum plus N(0, (z C)^2 I), added in place; an empty sample is noised too.
 
@@ -279,11 +326,14 @@ class GaussianSum:
             Part name to float32 vector (n,).
         randomness : PrivateRandomness
             A stream that nothing else uses.
+        rows : Mapping[str, callable]
+            Part name to what returns its noise (n,) for z C = 1, where it is correlated.
         """
         if set(sums) != {part.name for part in self.parts}:
             raise ValueError(f"sums {sorted(sums)} are not the parts of '{self.release}'")
         for part in self.parts:
             if part.noise_std > 0.0:
                 total = sums[part.name]
-                total.add_(randomness.normal(total.numel()), alpha=part.noise_std)
+                draw = rows.get(part.name, randomness.normal)
+                total.add_(draw(total.numel()), alpha=part.noise_std)
         return dict(sums)

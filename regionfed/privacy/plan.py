@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from regionfed.config import Config
 from regionfed.errors import ConfigurationError
 from regionfed.privacy.accountant import count_releases, epsilon, least_noise
+from regionfed.privacy.banded import carried
 from regionfed.privacy.mechanism import GaussianSum, Unit
 from regionfed.privacy.units import UNITS
 
@@ -21,6 +22,8 @@ HELD_OUT = "held-out"
 LOSS_CAP = 8.0
 # Bound on one unit's vector of loss differences in a search of rho.
 VOTE_BOUND = 1.0
+# A noised size says something when it is this many standard deviations from none.
+SURE = 3.0
 # An example counts once, with two scores in [0, 1]; so does a device's or a region's mean of them.
 SCORE_BOUND = 3**0.5
 
@@ -156,6 +159,11 @@ def plan_privacy(
             f"step, which would be paid for in every round: set accumulates=False or queries=0."
         )
     unit = UNITS[config.unit]
+    if unit.sampling(config.sampling_rate).period and anew and votes:
+        raise ConfigurationError(
+            f"unit='{config.unit}' makes noise that is good for sums over rounds, and "
+            f"personaliser='{config.personaliser}' uses single ones: set personaliser='residual'."
+        )
     ratio = config.auxiliary_noise_ratio
     off = config.privacy_mode == "none"
     noised_scores = config.evaluation_privacy == "noised"
@@ -164,6 +172,14 @@ def plan_privacy(
         raise ConfigurationError(
             f"personaliser='{config.personaliser}' compares sizes and labels of regions, which "
             f"unit='{config.unit}' cannot release: choose another personaliser."
+        )
+    declared = config.clients_per_region * config.examples_per_client
+    noise = 0.0 if off else config.size_noise_multiplier * size_bound
+    if labels and unit.declared and declared < SURE * noise:
+        raise ConfigurationError(
+            f"personaliser='{config.personaliser}' compares sizes and labels of regions, which "
+            f"noise drowns: of {config.clients_per_region} devices each may change them by "
+            f"{size_bound:g}. Lower size-noise-multiplier, or choose another personaliser."
         )
 
     def mechanisms(z: float, z_scores: float, budget: float = float("inf")) -> PrivacyPlan:
@@ -185,7 +201,12 @@ def plan_privacy(
         return PrivacyPlan(
             unit=unit,
             update=GaussianSum(
-                "+".join(part.name for part in update), TRAIN, unit, rate, tuple(update)
+                "+".join(part.name for part in update),
+                TRAIN,
+                unit,
+                rate,
+                tuple(update),
+                bands=unit.sampling(rate).period or 1,
             ),
             vote=GaussianSum(
                 "rho vote", TRAIN, unit, rate, (unit.part("vote", VOTE_BOUND, auxiliary),)
@@ -252,7 +273,7 @@ def uses(config: Config, plan: PrivacyPlan, rounds: int) -> list[tuple[GaussianS
     done = range(1, rounds + 1)
     return [
         (plan.size, int(plan.sizes and rounds > 0)),
-        (plan.update, rounds),
+        (plan.update, plan.update.charges(rounds)),
         (
             plan.vote,
             sum(plan.votes and searches_rho(config, r, anew=plan.anew) for r in done),
@@ -337,7 +358,8 @@ def predicted_noise(
     """Return the std that noise on each weight of the global model would have at the end.
 
     ``s tau sqrt(T / R)``: T uncut steps of size s along the mean of R updates with noise of std tau
-    on each coordinate. Where that is above `noise_limit`, steps are cut to the limit.
+    on each coordinate; where that is correlated, what their sum carries of it. Above
+    `noise_limit`, steps are cut to the limit.
 
     Parameters
     ----------
@@ -352,9 +374,10 @@ def predicted_noise(
     excess : float
         Noise over what is accounted, where devices draw it.
     """
-    batch = plan.update.rate * plan.unit.population(examples, devices)
+    batch = plan.update.sampling.share * plan.unit.population(examples, devices)
     update = plan.update.part("update")
     tau = excess * update.noise_std / update.divisor(batch)
+    tau *= carried(config.rounds, plan.update.bands)
     return float(config.server_lr * tau * math.sqrt(config.rounds / regions))
 
 

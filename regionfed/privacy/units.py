@@ -69,6 +69,28 @@ class PerExample:
 
 
 @dataclass(frozen=True)
+class PerExampleOnSchedule(PerExample):
+    """One example, as above, on a public schedule: nothing rests on who was drawn.
+
+    Each example takes part once in every 1/rate rounds (the whole number next to it), which earns
+    no amplification. Instead the noise on updates is correlated over as many rounds, so that what
+    the model adds up is less noisy than its parts (`regionfed.privacy.banded`).
+    """
+
+    weighs_users: bool = True
+    hides_sums: bool = False
+
+    def sampling(self, rate: float) -> Sampling:
+        """Have devices keep to the schedule."""
+        period = round(1.0 / rate)
+        return Sampling(devices=1.0, examples=1.0 / period, accounted=1.0, period=period)
+
+    def sampling_words(self, rate: float) -> str:
+        """Say so."""
+        return f"on a public schedule, each example in one of every {round(1.0 / rate)} rounds"
+
+
+@dataclass(frozen=True)
 class ExampleInMean:
     """One example, within a regional mean that is clipped: the published mechanism.
 
@@ -219,6 +241,7 @@ class PerRegion:
 
 UNITS: Mapping[str, Unit] = {
     "example": PerExample(),
+    "example-on-schedule": PerExampleOnSchedule(),
     "example-in-mean": ExampleInMean(),
     "client": PerClient(),
     "region": PerRegion(),

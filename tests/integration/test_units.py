@@ -16,6 +16,7 @@ from server_app.run import execute
 
 WHOM = {
     "example": "each training example",
+    "example-on-schedule": "each training example",
     "example-in-mean": "each training example",
     "client": "each device with all its examples",
     "region": "each region with all its data",

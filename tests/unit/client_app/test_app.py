@@ -23,6 +23,7 @@ from regionfed.contract import (
     AdaptRequest,
     DeltaRequest,
     GradientReply,
+    GradientRequest,
     LossReply,
     LossRequest,
     ProfileReply,
@@ -233,3 +234,18 @@ def test_examples_are_drawn_by_poisson_sampling(
     assert float(after.abs().max()) < 6.0 / math.sqrt(rounds)
     together = torch.corrcoef(drawn.T) - torch.eye(len(examples))
     assert float(together.abs().max()) < 6.0 / math.sqrt(rounds)
+
+
+def test_on_a_schedule_each_example_has_its_turn_once_a_period(
+    t5_folder: Path, tmp_path: Path
+) -> None:
+    """Whatever the seed, the purpose or the rate that a request says besides."""
+    device = Device.at(device_of(t5_folder, tmp_path).bench, WHO)
+    point = torch.zeros(device.bench.layout.size)
+    taken: list[int] = []
+    for round_ in range(5, 9):
+        request = GradientRequest(round_, "layout", 0.9, 1.0, 8.0, 0, 0, point, 3, 0.0, period=4)
+        sample = device.sample(request, f"sample {round_}")
+        assert [id(e) for e in sample] == [id(e) for e in device.sample(request, "vote sample")]
+        taken += [id(e) for e in sample]
+    assert sorted(taken) == sorted(id(e) for e in device.data.train)

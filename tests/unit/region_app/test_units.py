@@ -22,9 +22,12 @@ from regionfed.contract import (
     ScoreReply,
     ScoreRequest,
 )
-from regionfed.errors import RunError
-from regionfed.privacy.plan import SCORE_BOUND, plan_privacy
+from regionfed.errors import ConfigurationError, PrivacyError, RunError
+from regionfed.privacy.accountant import count_releases, epsilon
+from regionfed.privacy.banded import carried, single, strategy
+from regionfed.privacy.plan import LOSS_CAP, SCORE_BOUND, VOTE_BOUND, plan_privacy
 from regionfed.privacy.units import UNCLIPPED, UNITS
+from server_app.federation import prepare
 from tests.conftest import (
     Script,
     coordinator_of,
@@ -73,11 +76,12 @@ def test_d2_the_noise_is_z_times_c_over_the_whole_vector(
     plan = plan_privacy(config, sketch=False, votes=True)
     part = plan.update.part("update")
     assert part.noise_std == 2.0 * 0.5
-    batch = plan.update.rate * plan.unit.population(update.examples, len(scripts))
+    batch = plan.update.sampling.share * plan.unit.population(update.examples, len(scripts))
     asked = any(isinstance(r, GradientRequest | DeltaRequest) for r in scripts[0].asked)
     true = torch.full((p,), value if asked else 0.0)
     expected = part.gathered(true, batch) / part.divisor(batch)
     noise = (update.update.double() - expected) * part.divisor(batch) / part.noise_std
+    noise /= single(config.rounds, plan.update.bands, 1)  # of round 1, where it is correlated
     low, high = stats.chi2.interval(1.0 - LEVEL, p)
     assert low < float(noise.square().sum()) < high
     assert stats.kstest(noise.numpy(), "norm").pvalue > LEVEL
@@ -173,17 +177,50 @@ def test_regions_whose_devices_are_all_asked_still_sit_out(tmp_path: Path) -> No
 def test_a_small_cohort_is_divided_by_what_is_declared(tmp_path: Path) -> None:
     """Not by who was drawn, nor by how many examples they have; no size is asked for."""
     config = config_of("client", privacy_mode="none", sampling_rate=0.5)
-    scripts = [steady(torch.ones(P)) for _ in range(10)]
+    scripts = [steady(torch.full((P,), 0.25)) for _ in range(10)]
     coordinator = coordinator_of(tmp_path, scripts, config)
     for round_ in range(1, 5):
         update = coordinator.train(train_request(THETA, round_))
         drawn = sum(round_ == r.round for s in scripts for r in s.asked)
-        assert torch.allclose(update.update, torch.full((P,), drawn / (0.5 * 10)))
+        assert torch.allclose(update.update, torch.full((P,), 0.25 * drawn / (0.5 * 10)))
         assert update.examples == 10 * config.examples_per_client
     assert not any(isinstance(r, ProfileRequest) for s in scripts for r in s.asked)
 
 
 # --------------------------------------------------------------------------------- sensitivity
+def test_a_device_that_answers_as_one_cannot_count_for_more(tmp_path: Path) -> None:
+    """Its app need not be trusted with the bound of one unit: whoever sums cuts the reply."""
+    config = config_of(
+        "client",
+        privacy_mode="none",
+        sampling_rate=1.0,
+        conflict="sketch",
+        rounds=1,
+        rho_every=1,
+        personaliser="dynamic",
+    )
+    bold = steady(
+        torch.full((P,), 1e3),
+        gradient=lambda r: GradientReply(
+            torch.full((P,), 1e3), torch.full((r.sketch_size,), -1e3), 1e3
+        ),
+        loss=lambda r: LossReply([1e3] * len(r.steps)),
+        profile=lambda r: ProfileReply(10**6, [1e6, 1e6]),
+    )
+    coordinator = coordinator_of(tmp_path, [bold], config, labels=2)
+    update = coordinator.train(train_request(THETA))
+    assert float(update.update.norm()) == pytest.approx(config.clip_norm)
+    assert float(update.sketch.norm()) == pytest.approx(config.clip_norm)
+    assert update.loss == pytest.approx(LOSS_CAP)
+    assert update.examples == pytest.approx(config.examples_per_client)
+    assert math.hypot(*update.histogram) == pytest.approx(config.examples_per_client)
+    state = coordinator._states.load(0)
+    assert state is not None
+    asked = personalise_request(THETA, update.update)
+    votes = torch.tensor(coordinator._votes(asked, state, [0.5, 1.0]))
+    assert float(votes.norm()) == pytest.approx(VOTE_BOUND)
+
+
 def everything(folder: Path, unit: str, scripts: list[Script], **settings: Any) -> dict[str, Any]:
     """Return, without noise, all that a region would noise in a round: part to vector."""
     config = config_of(
@@ -270,3 +307,83 @@ def test_routing_counts_a_client_for_what_is_declared(tmp_path: Path) -> None:
     assert {r.most for r in asked} == {config.examples_per_client}
     assert update.examples == 3 * config.examples_per_client
     assert update.histogram == [3.0, 6.0]
+
+
+# ---------------------------------------------------------------------------------- on schedule
+def test_noise_on_a_schedule_is_correlated_and_charged_once_a_period(tmp_path: Path) -> None:
+    """C times the noise of all rounds is independent and of std z C: what the account counts.
+
+    A coordinator that comes back, a round that is skipped, and one that is asked for again change
+    neither the noise nor the ledger.
+    """
+    p, rounds = 4000, 7
+    config = config_of(
+        "example-on-schedule",
+        noise_multiplier=2.0,
+        target_epsilon=4.0,
+        clip_norm=0.5,
+        rounds=rounds,
+        sampling_rate=0.34,
+        rho_every=0,
+        evaluation_privacy="off",
+    )
+    plan = plan_privacy(config, sketch=False, votes=True)
+    part, bands = plan.update.part("update"), plan.update.bands
+    assert bands == 3 and plan.update.charges(rounds) == 3
+    scripts = [steady(torch.zeros(p))]
+    noises = []
+    for round_ in (1, 2, 4, 5, 6, 7):
+        coordinator = coordinator_of(tmp_path, scripts, config)
+        update = coordinator.train(train_request(torch.zeros(p), round_))
+        again = coordinator.train(train_request(torch.zeros(p), round_))
+        assert torch.equal(update.update, again.update)
+        batch = plan.update.sampling.share * update.examples
+        noises.append(update.update.double() * batch / part.noise_std)
+        size = float(noises[-1].square().mean().sqrt())
+        assert size == pytest.approx(single(rounds, bands, round_), rel=0.1)
+        assert update.update_noise_std == pytest.approx(
+            part.noise_std / batch * carried(rounds, bands)
+        )
+    events = [e for e in ledger_of(tmp_path) if e["release"] == plan.update.release]
+    assert [e["round"] for e in events] == [1, 4, 7]
+    assert {(e["sampling_rate"], e["noise_multiplier"]) for e in events} == {
+        (1.0, plan.update.noise_multiplier)
+    }
+    assert update.epsilon == pytest.approx(
+        epsilon(
+            count_releases(
+                [(plan.size.noise_multiplier, 1.0), *[(plan.update.noise_multiplier, 1.0)] * 3]
+            ),
+            config.delta,
+        )
+    )
+    # Round 3 was skipped, its row is kept by nobody: rounds 1 and 2 stand for themselves.
+    c = strategy(rounds, bands)
+    fresh = torch.from_numpy(c[:2, :2]) @ torch.stack(noises[:2])
+    low, high = stats.chi2.interval(1.0 - LEVEL, 2 * p)
+    assert low < float(fresh.square().sum()) < high
+    assert abs(float(torch.corrcoef(fresh)[0, 1])) < 4.0 / math.sqrt(p)
+    assert float(torch.corrcoef(torch.stack(noises[:2]))[0, 1]) < -0.2  # what leaves is correlated
+    asked = [r for r in scripts[0].asked if isinstance(r, GradientRequest)]
+    assert {(r.period, r.sampling_rate) for r in asked} == {(3, 1.0 / 3.0)}
+
+
+def test_a_round_long_ago_is_not_noised_again(tmp_path: Path) -> None:
+    """The same noise on two sums would show their difference: a world that went back is refused."""
+    config = config_of("example-on-schedule", rounds=5)
+    coordinator = coordinator_of(tmp_path, [steady(torch.ones(P))], config)
+    for round_ in (1, 2, 3):
+        coordinator.train(train_request(THETA, round_))
+    with pytest.raises(PrivacyError, match="round 1 was noised long ago, and round 3 since"):
+        coordinator.train(train_request(THETA, 1))
+
+
+def test_what_uses_one_round_alone_is_refused_on_a_schedule() -> None:
+    """Correlated noise is good for sums; neither routing nor a debiased distance is one."""
+    for settings, said in (
+        ({"personaliser": "grad"}, "set personaliser='residual'"),
+        ({"conflict": "debiased"}, "set conflict='sketch' or 'raw'"),
+        ({"secure_aggregation": "pairwise"}, "secure-aggregation"),
+    ):
+        with pytest.raises(ConfigurationError, match=said):
+            prepare(config_of("example-on-schedule", **settings))

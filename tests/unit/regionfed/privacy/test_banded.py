@@ -13,10 +13,13 @@ from regionfed.privacy.accountant import epsilon
 from regionfed.privacy.banded import (
     BandedMechanism,
     banded_square_root,
+    carried,
     correlated,
     cyclic_turn,
     least_banded_noise,
+    single,
     strategy,
+    strategy_row,
     workload,
 )
 from regionfed.randomness import SeededRandomness
@@ -178,3 +181,17 @@ def test_sums_are_less_noisy_than_with_independent_noise_at_equal_epsilon(moment
     assert errors[-1] < 0.75 * errors[0]
     independent = BandedMechanism(25, 1, 7, 1.0, 0.5)
     assert independent.rms_error() == pytest.approx(independent.noise_std * math.sqrt(26 / 2))
+
+
+@pytest.mark.parametrize(("rounds", "bands"), [(1, 1), (7, 1), (7, 3), (25, 7), (5, 9)])
+def test_rows_and_what_they_carry_are_those_of_the_whole_matrix(rounds: int, bands: int) -> None:
+    c = strategy(rounds, bands)
+    inverse = np.linalg.inv(c)
+    for t in range(1, rounds + 1):
+        row = strategy_row(rounds, bands, t)
+        np.testing.assert_allclose(row, c[t - 1, t - len(row) : t], rtol=1e-12)
+        assert not c[t - 1, : t - len(row)].any()
+        assert single(rounds, bands, t) == pytest.approx(np.linalg.norm(inverse[t - 1]))
+    sums = np.ones(rounds) @ inverse
+    assert carried(rounds, bands) == pytest.approx(np.linalg.norm(sums) / math.sqrt(rounds))
+    assert carried(rounds, bands) <= 1.0 + 1e-12

@@ -201,7 +201,9 @@ def test_one_budget_where_a_unit_holds_training_and_held_out_examples(unit: str)
 
 def test_every_release_of_a_client_is_bounded_as_a_whole() -> None:
     """Loss, sketch, votes, sizes, labels and scores, all at unit client."""
-    config = config_of("client", evaluation_privacy="noised", personaliser="dynamic")
+    config = config_of(
+        "client", evaluation_privacy="noised", personaliser="dynamic", clients_per_region=100
+    )
     plan = plan_privacy(config, sketch=True, votes=True, anew=True, queries=2, labels=3)
     bounds = {
         part.name: part.bound
@@ -219,6 +221,13 @@ def test_every_release_of_a_client_is_bounded_as_a_whole() -> None:
         "scores": SCORE_BOUND,
     }
     assert plan.sizes and plan.size.event("r", 0).unit == "client"
+
+
+def test_sizes_that_noise_drowns_are_no_reason_to_route_by() -> None:
+    """Twenty devices' worth of noise on ten of them says nothing."""
+    config = config_of("client", personaliser="dynamic", clients_per_region=10)
+    with pytest.raises(ConfigurationError, match=r"noise drowns.*Lower size-noise-multiplier"):
+        plan_privacy(config, sketch=True, votes=True, anew=True, queries=2, labels=3)
 
 
 def test_a_region_s_sizes_are_never_released() -> None:
