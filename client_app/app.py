@@ -75,6 +75,14 @@ def workbench(config: Config) -> Workbench:
     return Workbench(config, task, Layout.of(task.module), dataset_of(config))
 
 
+def _turn_of(example: Example) -> int:
+    """Return a number that depends on an example alone.
+
+    By its place among the others, one that is added would change the turns of all behind it.
+    """
+    return derive_seed("turn", example.task, example.source, example.target, example.group)
+
+
 @dataclass(frozen=True)
 class Device:
     """One device at one message: who it is, its data, and the workbench."""
@@ -99,8 +107,8 @@ class Device:
         if request.period:
             return [
                 example
-                for number, example in enumerate(self.data.train)
-                if cyclic_turn(number, request.period, request.round)
+                for example in self.data.train
+                if cyclic_turn(_turn_of(example), request.period, request.round)
             ]
         return self.poisson_sample(request.sampling_rate, request.round, purpose)
 

@@ -249,3 +249,9 @@ def test_on_a_schedule_each_example_has_its_turn_once_a_period(
         assert [id(e) for e in sample] == [id(e) for e in device.sample(request, "vote sample")]
         taken += [id(e) for e in sample]
     assert sorted(taken) == sorted(id(e) for e in device.data.train)
+    # An example that is taken away changes nobody else's turn.
+    first, *others = device.data.train
+    fewer = replace(device, data=replace(device.data, train=others))
+    request = GradientRequest(6, "layout", 0.9, 1.0, 8.0, 0, 0, point, 0, 0.0, period=4)
+    kept = [id(e) for e in device.sample(request, "sample 0") if e is not first]
+    assert [id(e) for e in fewer.sample(request, "sample 0")] == kept
