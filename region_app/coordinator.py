@@ -433,7 +433,7 @@ class Coordinator:
             request,
             reply,
             lengths,
-            timeout=self._config.round_timeout,
+            timeout=self._config.device_timeout,
             quarantine=self._quarantine,
         )
 
