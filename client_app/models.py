@@ -16,6 +16,7 @@ Random weights are drawn from the run's seed, so that every device and the serve
 """
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import resources
@@ -408,7 +409,7 @@ def add_lora(module: nn.Module, rank: int, pattern: str) -> nn.Module:
         for name, layer in module.named_modules()
         if isinstance(layer, nn.Linear)
         and chosen.search(f"{name}.weight")
-        and layer.weight.data_ptr() not in tied
+        and id(layer.weight) not in tied
     ]
     if not targets:
         raise ConfigurationError(f"trainable='{pattern}' matches no linear layer for lora-rank.")
@@ -437,6 +438,6 @@ def _compiled(pattern: str) -> "re.Pattern[str]":
 
 
 def _tied(module: nn.Module) -> set[int]:
-    """Return the addresses of weights that have more than one name."""
-    addresses = [p.data_ptr() for _, p in module.named_parameters(remove_duplicate=False)]
-    return {address for address in addresses if addresses.count(address) > 1}
+    """Return the ids of weights that have more than one name (on the meta device, too)."""
+    found = Counter(id(p) for _, p in module.named_parameters(remove_duplicate=False))
+    return {one for one, names in found.items() if names > 1}

@@ -20,7 +20,10 @@ _GOODS = {
     "baby": ("pram", "bib", "rattle", "crib", "bottle", "blanket"),
 }
 _LOCAL = {"UK": {"jumper": "clothing", "biscuit": "grocery"}, "US": {"jumper": "baby"}}
-_ADJECTIVES = ("red", "small", "cheap", "new")
+_ADJECTIVES = (
+    *("red", "small", "cheap", "new", "best", "soft"),
+    *("blue", "large", "sturdy", "used", "plain", "warm"),
+)
 _CLIENTS = 3
 
 

@@ -263,7 +263,9 @@ def imported(package: Path) -> dict[str, Path]:
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_every_import_is_a_declared_dependency(package: str) -> None:
-    requirements = PROJECT["project"]["dependencies"]
+    project = PROJECT["project"]
+    extras = [r for n, some in project["optional-dependencies"].items() if n != "dev" for r in some]
+    requirements = [*project["dependencies"], *extras]
     declared = {name_of(requirement) for requirement in requirements}
     distributions = importlib.metadata.packages_distributions()
     for name, path in imported(ROOT / package).items():
