@@ -48,6 +48,8 @@ from tests.conftest import RUN_ID, context_of, tiny_config
 
 REGIONS = ("US", "UK")
 TOKEN = "t" * 64
+# What the ledger calls the releases of this run.
+SIZE, UPDATE, VOTE, SCORES = "region size", "update+loss+sketch", "rho vote", "held-out scores"
 
 
 def config_of(folder: Path, **settings: Any) -> Config:
@@ -193,9 +195,9 @@ def test_a_deployment_makes_what_a_simulation_makes(
         summary = run_world(regions, config)
         same(config, summary, simulated)
         assert not summary.failures
-        expected = [(0, "size")]
+        expected = [(0, SIZE)]
         for round_ in (1, 2):
-            expected += [(round_, "update"), (round_, "vote"), (round_, "scores")]
+            expected += [(round_, UPDATE), (round_, VOTE), (round_, SCORES)]
         assert all(region.events == expected for region in regions.values())
 
 
@@ -249,7 +251,7 @@ def test_d9_d10_a_coordinator_that_was_killed_gives_the_same_answer_again(tmp_pa
         # Even without the kept bytes: the coordinator's own release holds the same values.
         (region.site.folder / "trial" / "replies" / "train-1.reply").unlink()
         assert ask() == first
-        assert region.events == charged == [(0, "size"), (1, "update")]
+        assert region.events == charged == [(0, SIZE), (1, UPDATE)]
 
 
 def test_f5_a_region_that_is_down_costs_itself_and_comes_back(tmp_path: Path) -> None:
@@ -271,7 +273,7 @@ def test_f5_a_region_that_is_down_costs_itself_and_comes_back(tmp_path: Path) ->
         summary = run_world(regions, config, app=breaking(before))
     assert summary.status == "finished" and summary.rounds == 3
     assert [(f.region, f.round) for f in summary.failures] == [("UK", 2)]
-    updates = [round_ for round_, release in regions["UK"].events if release == "update"]
+    updates = [round_ for round_, release in regions["UK"].events if release == UPDATE]
     assert updates == [1, 3]
 
 
@@ -365,7 +367,7 @@ def test_a_full_disk_at_a_region_costs_that_region_one_round(
     (failure,) = summary.failures
     assert (failure.region, failure.round) == ("UK", 1) and "OSError" in failure.reason
     assert str(tmp_path) not in failure.reason
-    assert regions["UK"].events.count((1, "update")) == 1  # charged, though it never left
+    assert regions["UK"].events.count((1, UPDATE)) == 1  # charged, though it never left
 
 
 # --------------------------------------------------------------------- devices that misbehave
@@ -416,7 +418,7 @@ def test_a_device_that_sends_nonsense_costs_itself(what: str, tmp_path: Path) ->
     with regions_of(tmp_path, config, {"UK": misbehaving(change)}) as regions:
         summary = run_world(regions, config)
     assert summary.status == "finished" and not summary.failures
-    assert (1, "update") in regions["UK"].events
+    assert (1, UPDATE) in regions["UK"].events
 
 
 # --------------------------------------------------------------------------- who may ask
