@@ -12,7 +12,7 @@ import torch
 from client_app.datasets.dataset import Example
 from client_app.gradients import ClippedSums, batches, loss_differences
 from client_app.task import Batch, Task, Tensors, device_of
-from regionfed.privacy.mechanism import clip
+from regionfed.privacy.unit import clip
 from regionfed.sketch import sketch
 from regionfed.vector import Layout
 

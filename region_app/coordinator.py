@@ -350,7 +350,7 @@ class Coordinator:
                 asked,
                 AdaptReply,
                 {},
-                timeout=config.round_timeout,
+                timeout=config.device_timeout,
                 quarantine=self._quarantine,
             )
         )

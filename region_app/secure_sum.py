@@ -19,7 +19,7 @@ from regionfed.contract import encode, message_type
 from regionfed.errors import ContractError, RunError
 from regionfed.flower import own_copy
 from regionfed.privacy.ledger import LedgerEvent
-from regionfed.privacy.mechanism import Part
+from regionfed.privacy.unit import Part
 from regionfed.secure_aggregation.fixed_point import FixedPoint, fixed_point
 from regionfed.secure_aggregation.messages import (
     Advert,
@@ -64,7 +64,7 @@ class SecureSum:
     def released(self, nodes: list[int], question: Question) -> Sums:
         """Run the five steps and return the noised sum by part."""
         terms = self._terms(question)
-        asking = _Asking(self._devices, question, self._config.round_timeout)
+        asking = _Asking(self._devices, question, self._config.device_timeout)
         adverts, places = self._advertise(asking, nodes, terms)
         boxes = self._share(asking, adverts, places)
         fixed = fixed_point(terms)

@@ -18,7 +18,8 @@ from regionfed.config import Config
 from regionfed.contract import lengths_of, numbers
 from regionfed.errors import RunError
 from regionfed.privacy.ledger import Ledger
-from regionfed.privacy.mechanism import GaussianSum, Part
+from regionfed.privacy.mechanism import GaussianSum
+from regionfed.privacy.unit import Part
 from regionfed.randomness import randomness_source
 
 Sums = dict[str, torch.Tensor]
@@ -172,7 +173,7 @@ class CentralSum:
             question.request,
             question.reply,
             question.dimensions,
-            timeout=self._config.round_timeout,
+            timeout=self._config.device_timeout,
             quarantine=self._devices.quarantine,
         )
         for reply in replies:

@@ -6,6 +6,7 @@ past it no code checks a setting again.
 """
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, asdict, dataclass, field, fields
 from typing import Any
@@ -40,6 +41,16 @@ PROFILES: dict[str, dict[str, Value]] = {
         "user_steps": 0,
     },
 }
+
+# What concerns the machine alone that it is set on. All else has to be the same in the world and in
+# its regions: how much noise is enough, for one, follows from it.
+LOCAL = frozenset(
+    {
+        *("run_dir", "resume", "workers", "threads", "data_path", "model", "microbatch", "device"),
+        *("round_timeout", "device_timeout", "join_timeout", "min_regions", "max_failed_rounds"),
+        "client_app",
+    }
+)
 
 
 # As a profile, for one public job each; the data lie where `data-path` says. Models start from
@@ -134,6 +145,11 @@ class Config:
     seed: int = setting(0, "seed of data, sampling and initialisation (never of noise)", low=0)
     rounds: int = setting(25, "training rounds", low=1, high=100_000)
     run_dir: str = setting("runs", "folder of the runs; relative to the project")
+    run_name: str = setting(
+        "",
+        "name of the run, the same in the world and in its regions; asking for a name again goes "
+        "on with that run. Empty = a new one each time (simulation only)",
+    )
     resume: str = setting("", "run folder to continue, or 'latest'; its settings are kept")
     workers: int = setting(
         0, "simulation processes; 0 = one per core, at most one per region", low=0
@@ -141,6 +157,9 @@ class Config:
     threads: int = setting(1, "threads of PyTorch in each simulation process", low=1, high=1024)
     round_timeout: float = setting(
         600.0, "seconds a region has to answer", low=0.0, open_low=True, high=86_400.0
+    )
+    device_timeout: float = setting(
+        120.0, "seconds a device has to answer its region", low=0.0, open_low=True, high=86_400.0
     )
     join_timeout: float = setting(
         120.0, "seconds to wait for the declared regions and devices", low=0.0, high=86_400.0
@@ -419,7 +438,20 @@ class Config:
         config._check_combinations()
         return config
 
+    def disagreements(self, other: "Config") -> list[str]:
+        """Return, as ``key: ours, theirs``, what two ends of a run must share and do not."""
+        return [
+            f"{key_of(f)}: {getattr(self, f.name)!r}, {getattr(other, f.name)!r}"
+            for f in fields(self)
+            if f.name not in LOCAL and getattr(self, f.name) != getattr(other, f.name)
+        ]
+
     def _check_combinations(self) -> None:
+        if self.run_name and not _is_folder_name(self.run_name):
+            raise ConfigurationError(
+                f"run-name='{self.run_name}' cannot name a folder: use letters, digits, '-', '_' "
+                f"and '.', the first a letter or digit, 64 at most."
+            )
         if self.precision == "fp16":
             raise ConfigurationError(
                 "precision='fp16': activations of T5 go beyond its largest number, 65504, and "
@@ -501,6 +533,10 @@ def _with_new_names(run_config: Mapping[str, object]) -> dict[str, object]:
             del found[key]
             found |= _RENAMED[key, value]
     return found
+
+
+def _is_folder_name(text: str) -> bool:
+    return re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", text) is not None
 
 
 def key_of(setting_field: "Field[Any]") -> str:

@@ -49,6 +49,20 @@ Differences = Annotated[list[float], Computed(), Length("steps")]
 
 # ---------------------------------------------------------------------------- server <-> region
 @dataclass(frozen=True)
+class RegionQuery:
+    """Server to region: say which region you are, and whether you can begin."""
+
+    NAME: ClassVar[str] = "query"
+
+
+@dataclass(frozen=True)
+class RegionName:
+    """Region to server: this one, and its devices have joined. An error says what it waits for."""
+
+    region: str
+
+
+@dataclass(frozen=True)
 class RegionTrain:
     """Server to region: give me your noised update at this model."""
 
@@ -304,6 +318,7 @@ class ProfileReply:
 
 
 EXCHANGES: tuple[tuple[str, type, type], ...] = (
+    ("server -> region", RegionQuery, RegionName),
     ("server -> region", RegionTrain, RegionUpdate),
     ("server -> region", RegionPersonalise, RegionScores),
     ("region -> device", GradientRequest, GradientReply),

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from client_app.datasets.dataset import labels_of
+from client_app.datasets.dataset import FederatedDataset, labels_of
 from client_app.datasets.load import dataset_of
 from client_app.task import TASKS
 from regionfed.config import Config
@@ -40,16 +40,7 @@ class Federation:
 
 def prepare(config: Config) -> Federation:
     """Load the public model, name the regions, and plan the privacy of the whole run."""
-    personaliser = PERSONALISERS.load(config.personaliser)(config)
-    dataset = dataset_of(config)
-    plan = plan_privacy(
-        config,
-        sketch=personaliser.measures_conflict and config.conflict == "sketch",
-        votes=personaliser.searches_rho,
-        anew=not personaliser.accumulates,
-        queries=personaliser.queries,
-        labels=len(labels_of(dataset)) if personaliser.compares_labels else 0,
-    )
+    dataset, plan = plan_of(config)
     names = dataset.regions
     if len(names) < config.min_regions:
         raise ConfigurationError(
@@ -65,3 +56,21 @@ def prepare(config: Config) -> Federation:
         theta=layout.read(module),
         plan=plan,
     )
+
+
+def plan_of(config: Config) -> tuple[FederatedDataset, PrivacyPlan]:
+    """Return the dataset, for its public facts, and the noise that the whole run needs.
+
+    World and regions find the same plan by themselves: it follows from settings that they share.
+    """
+    personaliser = PERSONALISERS.load(config.personaliser)(config)
+    dataset = dataset_of(config)
+    plan = plan_privacy(
+        config,
+        sketch=personaliser.measures_conflict and config.conflict == "sketch",
+        votes=personaliser.searches_rho,
+        anew=not personaliser.accumulates,
+        queries=personaliser.queries,
+        labels=len(labels_of(dataset)) if personaliser.compares_labels else 0,
+    )
+    return dataset, plan

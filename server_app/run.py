@@ -2,21 +2,23 @@
 
 import os
 import time
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from flwr.app import ArrayRecord
 from flwr.serverapp import Grid
 
 from regionfed.config import Config
-from regionfed.errors import RunStoppedError
+from regionfed.errors import ConfigurationError, RunStoppedError
 from regionfed.privacy.plan import TRAIN, PrivacyPlan, predicted_noise, region_epsilon
 from regionfed.privacy.planner import DROWNED
 from regionfed.privacy.units import UNITS
 from regionfed.records import RoundRecord, Status, Summary
 from regionfed.secure_aggregation.terms import excess_of
 from regionfed.vector import to_arrays
+from server_app.checkpoint import NAME as CHECKPOINT
 from server_app.checkpoint import load_checkpoint, save_checkpoint
 from server_app.federation import Federation, prepare
 from server_app.in_process_grid import InProcessGrid
@@ -35,20 +37,28 @@ Say = Callable[[str], None]
 _SLOW = 0.5
 
 
+# Opens the grid of the regions for a run with this folder; says which node is which region.
+Regions = tuple[Grid, Mapping[int, str]]
+Connect = Callable[[Config, Federation, Path], AbstractContextManager[Regions]]
+
+
 def execute(
     config: Config,
     *,
+    connect: Connect | None = None,
     run_id: int = 1,
     say: Say = print,
     stopping: Callable[[], str] = lambda: "",
     report: bool = True,
 ) -> Summary:
-    """Run a simulated federation and write its folder.
+    """Run a federation and write its folder.
 
     Parameters
     ----------
     config : Config
         With `resume` set, the settings of that run take its place.
+    connect : callable, optional
+        Opens the regions; by default they are simulated.
     run_id : int
         Flower's number of this run.
     say : callable
@@ -75,8 +85,9 @@ def execute(
         say(warning)
     book = RunBook(folder, config, federation, resume, say=say, stopping=stopping)
     try:
-        with closing(simulate(config, federation, folder.path, run_id, stopping)) as grid:
-            _train(config, federation, grid, book, resume)
+        with (connect or _simulated(run_id, stopping))(config, federation, folder.path) as found:
+            grid, regions = found
+            _train(config, replace(federation, regions=regions), grid, book, resume)
     except RunStoppedError as stopped:
         return book.close("stopped", f"{stopped} {book.remedy}", report)
     except BaseException as error:
@@ -90,10 +101,23 @@ def execute(
 def _open(config: Config) -> tuple[RunFolder, Config, ServerState | None]:
     """Make a run's folder, or find the one to go on with and take its settings."""
     root = runs_root(config)
+    if config.run_name and (root / config.run_name / CHECKPOINT).exists():
+        return _go_on(root / config.run_name, config)
     if not config.resume:
-        return RunFolder.create(root), config, None
+        return RunFolder.create(root, config.run_name or None), config, None
     folder = RunFolder.open(config.resume, root)
     return folder, *load_checkpoint(folder.path)
+
+
+def _go_on(path: Path, config: Config) -> tuple[RunFolder, Config, ServerState]:
+    """Go on with the run of this name; its settings must be those that are asked for."""
+    saved, state = load_checkpoint(path)
+    if differences := saved.disagreements(config):
+        raise ConfigurationError(
+            f"run-name='{config.run_name}' is a run with other settings ({'; '.join(differences)}: "
+            f"its own, asked for). Ask for its own to go on with it, or choose another name."
+        )
+    return RunFolder(path.resolve()), config, state
 
 
 def _train(
@@ -154,6 +178,8 @@ class RunBook:
     @property
     def remedy(self) -> str:
         """What to type to go on."""
+        if self._config.run_name:
+            return "To go on, submit it again as it is."
         return f"To go on: --run-config 'resume=\"{self._folder.path}\"'"
 
     def save(self, state: ServerState) -> None:
@@ -185,6 +211,15 @@ class RunBook:
             write_report(self._folder.path)
         self._progress.finish(summary, self._folder)
         return summary
+
+
+def _simulated(run_id: int, stopping: Callable[[], str]) -> Connect:
+    @contextmanager
+    def connect(config: Config, federation: Federation, folder: Path) -> Iterator[Regions]:
+        with closing(simulate(config, federation, folder, run_id, stopping)) as grid:
+            yield grid, federation.regions
+
+    return connect
 
 
 def simulate(

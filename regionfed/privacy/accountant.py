@@ -17,7 +17,6 @@ from regionfed.errors import PrivacyError
 
 ACCOUNTANT = "PLD (dp-accounting, connect-the-dots)"
 CROSS_CHECK = "RDP (dp-accounting)"
-NEIGHBOURING = "add-or-remove-one"
 
 _LARGEST_NOISE = 1e4
 

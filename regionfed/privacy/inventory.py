@@ -131,6 +131,8 @@ _MODEL = ("update", "sketch", "size")
 _OWN = ("update", "sketch", "vote", "gradient", "size", "labels")
 
 INVENTORY: Mapping[str, Mapping[str, Field]] = {
+    "RegionQuery": {},
+    "RegionName": {"region": _PUBLIC},
     "RegionTrain": {"round": _PUBLIC, "layout": _PUBLIC, "theta": _made_of("update")},
     "RegionUpdate": {
         "region": _PUBLIC,

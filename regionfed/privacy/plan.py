@@ -11,7 +11,8 @@ from regionfed.config import Config
 from regionfed.errors import ConfigurationError
 from regionfed.privacy.accountant import count_releases, epsilon, least_noise
 from regionfed.privacy.banded import carried
-from regionfed.privacy.mechanism import GaussianSum, Unit
+from regionfed.privacy.mechanism import GaussianSum
+from regionfed.privacy.unit import Unit
 from regionfed.privacy.units import UNITS
 
 TRAIN = "train"

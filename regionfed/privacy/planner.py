@@ -9,7 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from regionfed.errors import PrivacyError
-from regionfed.privacy.accountant import NEIGHBOURING, epsilon, least_noise
+from regionfed.privacy.accountant import epsilon, least_noise
+from regionfed.privacy.unit import NEIGHBOURING
 from regionfed.privacy.units import ZERO_OUT
 
 MOST_ROUNDS = 100_000

@@ -8,8 +8,7 @@ moves the ledger.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from regionfed.privacy.accountant import NEIGHBOURING
-from regionfed.privacy.mechanism import Part, Sampling, Unit
+from regionfed.privacy.unit import NEIGHBOURING, Part, Sampling, Unit
 
 ZERO_OUT = "zero-out"
 """A region's data or none of it; that it takes part is known, for its updates bear its name."""

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 
 from regionfed.config import Config
 from regionfed.errors import PrivacyError
-from regionfed.privacy.accountant import ACCOUNTANT, NEIGHBOURING
+from regionfed.privacy.accountant import ACCOUNTANT
 from regionfed.privacy.planner import (
     DROWNED,
     FAINT,
@@ -23,6 +23,7 @@ from regionfed.privacy.planner import (
     complete,
     forecast,
 )
+from regionfed.privacy.unit import NEIGHBOURING
 from regionfed.privacy.units import ZERO_OUT
 from server_app.cli.command import Command
 from server_app.cli.numbers import within

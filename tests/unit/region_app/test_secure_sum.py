@@ -310,7 +310,9 @@ def test_a_device_answers_in_the_open_no_more(tmp_path: Path) -> None:
         region = Region(tmp_path / run, config, node_config={"secure-aggregation": own})
         ledger = Ledger(tmp_path / run / "ledger.jsonl", config.delta, region.plan.budgets)
         grid = InProcessGrid(region.nodes, RUN_ID)
-        curious = CentralSum(Devices(REGION, grid, DEVICES, ledger, reasons.append), config)
+        curious = CentralSum(
+            Devices(REGION, grid, DEVICES, ledger, reasons.append, tmp_path), config
+        )
         question = Question(
             request=ProfileRequest(layout="layout"),
             reply=ProfileReply,

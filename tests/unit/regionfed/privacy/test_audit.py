@@ -8,7 +8,8 @@ import pytest
 from regionfed.privacy.accountant import count_releases, epsilon, epsilon_rdp
 from regionfed.privacy.audit import audit, joint_noise
 from regionfed.privacy.ledger import LedgerEvent
-from regionfed.privacy.mechanism import GaussianSum, Part
+from regionfed.privacy.mechanism import GaussianSum
+from regionfed.privacy.unit import Part
 from regionfed.privacy.units import UNITS
 
 JOINT = GaussianSum(

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from regionfed.privacy.mechanism import GaussianSum, Part
+from regionfed.privacy.mechanism import GaussianSum
+from regionfed.privacy.unit import Part
 from regionfed.privacy.units import UNITS
 from regionfed.randomness import PrivateRandomness
 

@@ -14,7 +14,7 @@ from scipy import stats
 
 from regionfed.config import Config
 from regionfed.errors import ConfigurationError
-from regionfed.privacy.mechanism import GaussianSum, Part, clip
+from regionfed.privacy.mechanism import GaussianSum
 from regionfed.privacy.plan import (
     HELD_OUT,
     LOSS_CAP,
@@ -27,6 +27,7 @@ from regionfed.privacy.plan import (
     spent_on,
     uses,
 )
+from regionfed.privacy.unit import Part, clip
 from regionfed.privacy.units import UNITS, ZERO_OUT, neighbouring_of
 from regionfed.randomness import PrivateRandomness, SeededRandomness
 from tests.conftest import tiny_config

@@ -23,7 +23,7 @@ from regionfed.contract import (
     encode,
 )
 from regionfed.errors import ConfigurationError
-from regionfed.privacy.mechanism import clip
+from regionfed.privacy.unit import clip
 from regionfed.vector import Layout
 from server_app.cli import check
 from server_app.cli.main import main

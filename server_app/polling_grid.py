@@ -1,0 +1,102 @@
+"""A Grid that looks for replies often, and for a reason to stop as often.
+
+Flower's own sleeps three seconds between looks: a round of small messages is mostly sleep, and a
+process whose main thread sleeps that long outlives its dead SuperLink by minutes. This one uses
+nothing but the public `push_messages` and `pull_messages` of the Grid below.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+
+from flwr.app import Message, RecordDict
+from flwr.serverapp import Grid
+from flwr.supercore.run import Run
+
+from regionfed.errors import RunStoppedError
+
+POLL = 0.2  # seconds
+
+
+class PollingGrid(Grid):
+    """Hands everything to another Grid, except waiting.
+
+    Parameters
+    ----------
+    grid : Grid
+    stopping : callable
+        Asked while waiting; returns why to stop, or "".
+    poll : float
+        Seconds between looks.
+    """
+
+    def __init__(
+        self, grid: Grid, stopping: Callable[[], str] = lambda: "", poll: float = POLL
+    ) -> None:
+        self._grid = grid
+        self._stopping = stopping
+        self._poll = poll
+
+    def set_run(self, run: Run) -> None:
+        """Set the run that messages belong to."""
+        self._grid.set_run(run)
+
+    @property
+    def run(self) -> Run:
+        """The run that messages belong to."""
+        return self._grid.run
+
+    def create_message(
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
+    ) -> Message:
+        """Return a new message."""
+        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Return the ids of the nodes that are there."""
+        return self._grid.get_node_ids()
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Send messages; return their ids."""
+        return self._grid.push_messages(messages)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Return the replies that are there."""
+        return self._grid.pull_messages(message_ids)
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterator[Message]:
+        """Send messages and yield the replies that come within `timeout` seconds.
+
+        Raises
+        ------
+        RunStoppedError
+            As soon as the run should stop.
+        """
+        # None stands for a message that could not be sent: its node counts as silent.
+        waiting = {i for i in self._grid.push_messages(list(messages)) if i is not None}
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while waiting:
+            for reply in self._grid.pull_messages(waiting):
+                waiting.discard(reply.metadata.reply_to_message_id)
+                yield reply
+            if not waiting or (deadline is not None and time.monotonic() >= deadline):
+                return
+            pause(self._stopping, self._poll)
+
+
+def pause(stopping: Callable[[], str], seconds: float = POLL) -> None:
+    """Sleep less than a second, unless the run should stop.
+
+    Raises
+    ------
+    RunStoppedError
+    """
+    if why := stopping():
+        raise RunStoppedError(why)
+    time.sleep(seconds)
