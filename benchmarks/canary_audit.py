@@ -18,13 +18,11 @@ Runs            one with the default privacy and one without noise, which shows 
 """
 
 import argparse
-import json
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -32,23 +30,20 @@ from flwr.app import ArrayRecord, Message, MetricRecord
 
 from benchmarks import canaries as planted
 from benchmarks.audit_statistics import Bools, Floats, best_bound, threshold_bound
+from benchmarks.rows import Row, fill
 from client_app.datasets.load import dataset_of
 from client_app.task import Task
 from region_app.state import StateFolder
 from regionfed.config import Config
 from regionfed.contract import RegionUpdate, decode
-from regionfed.durable import write_atomic
 from regionfed.privacy.audit import audit
 from regionfed.privacy.ledger import read_ledger
 from regionfed.privacy.plan import TRAIN
 from regionfed.vector import Layout, to_arrays
 from server_app.federation import prepare
-from server_app.run import simulate
+from server_app.run import simulate, strategy_of
 from server_app.run_folder import RunFolder
-from strategies.optimisers import OPTIMISERS
-from strategies.regionfed import RegionFed
-
-Row = dict[str, Any]
+from strategies.regionfed import Observer, RegionFed
 
 CONFIDENCE = 0.95
 # Shares of the canaries guessed in and out. That one is in shows more than that it is out: one
@@ -66,19 +61,15 @@ SETTINGS: dict[str, str | int] = {
 def main() -> None:
     """Run what is missing and print the table."""
     options = _parse()
-    path: Path = options.json
-    rows: list[Row] = json.loads(path.read_text()) if path.exists() else []
     changed = dict(pair.split("=", 1) for pair in options.set)
-    for level in options.levels:
-        if any(row["level"] == level for row in rows):
-            continue
-        print(f"--- {level}", flush=True)
-        settings = {**SETTINGS, **LEVELS[level], **{k: _number(v) for k, v in changed.items()}}
-        row = measure(settings, options.run_dir, options.gradients, options.texts)
-        rows.append({"level": level, **row})
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, (json.dumps(rows, indent=1) + "\n").encode())
-    print("\n".join(table(rows)))
+
+    def run(key: Row) -> Row:
+        level = LEVELS[key["level"]]
+        settings = {**SETTINGS, **level, **{k: _number(v) for k, v in changed.items()}}
+        return measure(settings, options.run_dir, options.gradients, options.texts)
+
+    keys = [{"level": level} for level in options.levels]
+    print("\n".join(table(fill(options.json, keys, run))))
 
 
 def table(rows: list[Row]) -> list[str]:
@@ -202,16 +193,10 @@ class Observed:
 def train(config: Config, folder: Path, coordinates: list[int]) -> Observed:
     """Run the default recipe and listen where the world does."""
     federation = prepare(config)
-    strategy = Eavesdropper(
-        config,
-        OPTIMISERS.load(config.server_optimiser)(config.server_lr, config.server_momentum),
-        federation.regions,
-        federation.tasks,
-        federation.layout.fingerprint,
-        sketch_size=federation.plan.sketch_size,
-        labels=federation.plan.labels,
-        observers=[lambda record, _: print(f"round {record.round}: {record.loss}", flush=True)],
-    )
+    tell: list[Observer] = [
+        lambda record, _: print(f"round {record.round}: {record.loss}", flush=True)
+    ]
+    strategy = strategy_of(Eavesdropper, config, federation, tell)
     strategy.watch(coordinates)
     with closing(simulate(config, federation, folder, 1)) as grid:
         strategy.start(

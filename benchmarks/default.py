@@ -15,17 +15,14 @@ Runs            one per (level, personaliser, seed); a result that is there is n
 """
 
 import argparse
-import json
 import statistics
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
 
+from benchmarks.rows import Row, fill
 from regionfed.config import Config
-from regionfed.durable import write_atomic
 from server_app.run import execute
-
-Row = dict[str, Any]
 
 LEVELS: dict[str, dict[str, str | float]] = {
     "epsilon 4": {"target-epsilon": 4.0},
@@ -52,18 +49,13 @@ SETTINGS: dict[str, str | int] = {
 def main() -> None:
     """Run what is missing and print the table."""
     options = _parse()
-    path: Path = options.json
-    rows: list[Row] = json.loads(path.read_text()) if path.exists() else []
-    for level in options.levels:
-        for seed in options.seeds:
-            for personaliser in options.personalisers:
-                wanted = {"level": level, "personaliser": personaliser, "seed": seed}
-                if any(wanted.items() <= row.items() for row in rows):
-                    continue
-                rows.append({**wanted, **_run(level, personaliser, seed, options.run_dir)})
-                path.parent.mkdir(parents=True, exist_ok=True)
-                write_atomic(path, (json.dumps(rows, indent=1) + "\n").encode())
-    print("\n".join(table(rows)))
+    keys = [
+        {"level": level, "personaliser": personaliser, "seed": seed}
+        for level in options.levels
+        for seed in options.seeds
+        for personaliser in options.personalisers
+    ]
+    print("\n".join(table(fill(options.json, keys, partial(_run, options.run_dir)))))
 
 
 def table(rows: list[Row]) -> list[str]:
@@ -102,10 +94,10 @@ def scores_of(rows: list[Row], model: str) -> tuple[float, float]:
     )
 
 
-def _run(level: str, personaliser: str, seed: int, run_dir: str) -> Row:
-    print(f"--- {level}, personaliser {personaliser}, seed {seed}", flush=True)
-    settings = {**SETTINGS, **TUNED.get(personaliser, {}), **LEVELS[level]}
-    return measure({**settings, "seed": seed, "personaliser": personaliser, "run-dir": run_dir})
+def _run(run_dir: str, key: Row) -> Row:
+    name, level = key["personaliser"], LEVELS[key["level"]]
+    settings = {**SETTINGS, **TUNED.get(name, {}), **level, "run-dir": run_dir}
+    return measure({**settings, "seed": key["seed"], "personaliser": name})
 
 
 def measure(settings: Mapping[str, object]) -> Row:

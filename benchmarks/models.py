@@ -12,15 +12,14 @@ Runs            one per key and level of privacy; a result that is there is not 
 """
 
 import argparse
-import json
 from pathlib import Path
 
-from benchmarks.default import LEVELS, Row, measure, scores_of
+from benchmarks.default import LEVELS, measure, scores_of
+from benchmarks.rows import Row, fill
 from client_app.datasets.load import dataset_of
 from client_app.datasets.reviews import missing
 from client_app.datasets.shared import SharedDataset
 from regionfed.config import BENCHMARKS, Config
-from regionfed.durable import write_atomic
 
 KEYS = tuple(key for key in BENCHMARKS if key)
 SETTINGS = {"evaluation-privacy": "panel", "evaluate-every": 1000, "user-steps": 0}
@@ -39,30 +38,28 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--run-dir", default="runs", help="where the runs' folders go")
     options = parser.parse_args()
-    path: Path = options.json
-    rows: list[Row] = json.loads(path.read_text()) if path.exists() else []
-    for level in options.levels:
-        for key in options.keys:
-            wanted = {"level": level, "benchmark": key, "rounds": options.rounds}
-            if any(wanted.items() <= row.items() for row in rows):
-                continue
-            print(f"--- {key}, {level}", flush=True)
-            row = measure(
-                {
-                    **SETTINGS,
-                    **LEVELS[level],
-                    "benchmark": key,
-                    "rounds": options.rounds,
-                    "data-path": options.data_path,
-                    "run-dir": options.run_dir,
-                }
-            )
-            row["missing"] = _missing(key, options.data_path)
-            row["config"].pop("data-path")
-            rows.append({**wanted, **row})
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomic(path, (json.dumps(rows, indent=1) + "\n").encode())
-    print("\n".join(table(rows)))
+
+    def run(key: Row) -> Row:
+        row = measure(
+            {
+                **SETTINGS,
+                **LEVELS[key["level"]],
+                "benchmark": key["benchmark"],
+                "rounds": key["rounds"],
+                "data-path": options.data_path,
+                "run-dir": options.run_dir,
+            }
+        )
+        row["missing"] = _missing(key["benchmark"], options.data_path)
+        row["config"].pop("data-path")
+        return row
+
+    keys = [
+        {"level": level, "benchmark": name, "rounds": options.rounds}
+        for level in options.levels
+        for name in options.keys
+    ]
+    print("\n".join(table(fill(options.json, keys, run))))
 
 
 def table(rows: list[Row]) -> list[str]:

@@ -12,12 +12,11 @@ Runs            seed 0, one per variant; a result that is there is not run again
 """
 
 import argparse
-import json
 import statistics
 from pathlib import Path
 
-from benchmarks.default import Row, measure
-from regionfed.durable import write_atomic
+from benchmarks.default import measure
+from benchmarks.rows import Row, fill
 
 VARIANTS: dict[str, dict[str, str]] = {
     "as published": {},
@@ -40,20 +39,9 @@ def main() -> None:
     parser.add_argument("--json", type=Path, default=Path("benchmarks/results/paper.json"))
     parser.add_argument("--run-dir", default="runs", help="where the runs' folders go")
     options = parser.parse_args()
-    path: Path = options.json
-    rows: list[Row] = json.loads(path.read_text()) if path.exists() else []
-    for variant, settings in VARIANTS.items():
-        if any(row["variant"] == variant for row in rows):
-            continue
-        print(f"--- {variant}", flush=True)
-        rows.append(
-            {
-                "variant": variant,
-                **measure({**SETTINGS, **settings, "seed": 0, "run-dir": options.run_dir}),
-            }
-        )
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, (json.dumps(rows, indent=1) + "\n").encode())
+    fixed = {**SETTINGS, "seed": 0, "run-dir": options.run_dir}
+    keys = [{"variant": variant} for variant in VARIANTS]
+    rows = fill(options.json, keys, lambda key: measure({**fixed, **VARIANTS[key["variant"]]}))
     print("\n".join(table(rows)))
 
 

@@ -11,11 +11,10 @@ Runs            seeds 0, 1, 2; a result that is there is not run again.
 """
 
 import argparse
-import json
 from pathlib import Path
 
-from benchmarks.default import SETTINGS, Row, measure, scores_of
-from regionfed.durable import write_atomic
+from benchmarks.default import SETTINGS, measure, scores_of
+from benchmarks.rows import Row, fill
 
 
 def main() -> None:
@@ -29,19 +28,15 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--run-dir", default="runs", help="where the runs' folders go")
     options = parser.parse_args()
-    path: Path = options.json
-    rows: list[Row] = json.loads(path.read_text()) if path.exists() else []
     where = {"data-path": str(options.data_path.resolve()), "run-dir": options.run_dir}
-    for seed in options.seeds:
-        if any(row["seed"] == seed for row in rows):
-            continue
-        print(f"--- seed {seed}", flush=True)
-        row = measure({**SETTINGS, **where, "dataset": "esci", "seed": seed})
+
+    def run(key: Row) -> Row:
+        row = measure({**SETTINGS, **where, "dataset": "esci", **key})
         row["config"].pop("data-path")
-        rows.append({"seed": seed, **row})
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, (json.dumps(rows, indent=1) + "\n").encode())
-    print("\n".join(table(rows)))
+        return row
+
+    keys = [{"seed": seed} for seed in options.seeds]
+    print("\n".join(table(fill(options.json, keys, run))))
 
 
 def table(rows: list[Row]) -> list[str]:

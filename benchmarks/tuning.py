@@ -11,11 +11,10 @@ Rule            the setting with the best worst region (RRS) of the model that t
 """
 
 import argparse
-import json
 from pathlib import Path
 
-from benchmarks.default import SETTINGS, Row, measure
-from regionfed.durable import write_atomic
+from benchmarks.default import SETTINGS, measure
+from benchmarks.rows import Row, fill
 
 Setting = dict[str, float | int]
 
@@ -47,19 +46,17 @@ def main() -> None:
     parser.add_argument("--jobs", nargs="+", choices=list(GRIDS), default=list(GRIDS))
     parser.add_argument("--run-dir", default="runs", help="where the runs' folders go")
     options = parser.parse_args()
-    path: Path = options.json
-    rows: list[Row] = json.loads(path.read_text()) if path.exists() else []
-    for personaliser in options.jobs:
-        for setting in GRIDS[personaliser]:
-            wanted = {"personaliser": personaliser, "setting": setting}
-            if any(wanted.items() <= row.items() for row in rows):
-                continue
-            print(f"--- {personaliser}: {setting}", flush=True)
-            fixed = {**SETTINGS, "held-out": "validation", "run-dir": options.run_dir}
-            rows.append({**wanted, **measure({**fixed, **setting, "personaliser": personaliser})})
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomic(path, (json.dumps(rows, indent=1) + "\n").encode())
-    print("\n".join(table(rows)))
+    fixed = {**SETTINGS, "held-out": "validation", "run-dir": options.run_dir}
+    keys = [
+        {"personaliser": personaliser, "setting": setting}
+        for personaliser in options.jobs
+        for setting in GRIDS[personaliser]
+    ]
+
+    def run(key: Row) -> Row:
+        return measure({**fixed, **key["setting"], "personaliser": key["personaliser"]})
+
+    print("\n".join(table(fill(options.json, keys, run))))
 
 
 def table(rows: list[Row]) -> list[str]:

@@ -2,10 +2,11 @@
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from flwr.app import ArrayRecord
 from flwr.serverapp import Grid
@@ -29,9 +30,10 @@ from server_app.run_folder import RunFolder, append_jsonl, read_rounds, write_js
 from server_app.simulation import World
 from server_app.summary import record_of, summarise
 from strategies.optimisers import OPTIMISERS
-from strategies.regionfed import RegionFed, ServerState
+from strategies.regionfed import Observer, RegionFed, ServerState
 
 Say = Callable[[str], None]
+S = TypeVar("S", bound=RegionFed)
 
 # A global model whose steps are cut below this share of server-lr is warned of.
 _SLOW = 0.5
@@ -127,17 +129,7 @@ def _train(
     book: "RunBook",
     resume: ServerState | None,
 ) -> None:
-    strategy = RegionFed(
-        config,
-        OPTIMISERS.load(config.server_optimiser)(config.server_lr, config.server_momentum),
-        federation.regions,
-        federation.tasks,
-        federation.layout.fingerprint,
-        sketch_size=federation.plan.sketch_size,
-        labels=federation.plan.labels,
-        observers=[book.observe],
-        resume=resume,
-    )
+    strategy = strategy_of(RegionFed, config, federation, [book.observe], resume)
     theta = federation.theta if resume is None else resume.theta
     if resume is None:
         # Even a run that dies in its first round can be resumed.
@@ -147,6 +139,27 @@ def _train(
         ArrayRecord(to_arrays("theta", theta)),
         num_rounds=config.rounds,
         timeout=config.round_timeout,
+    )
+
+
+def strategy_of(
+    kind: type[S],
+    config: Config,
+    federation: Federation,
+    observers: Iterable[Observer],
+    resume: ServerState | None = None,
+) -> S:
+    """Return the Strategy of a run, or of a kind that does more."""
+    return kind(
+        config,
+        OPTIMISERS.load(config.server_optimiser)(config.server_lr, config.server_momentum),
+        federation.regions,
+        federation.tasks,
+        federation.layout.fingerprint,
+        sketch_size=federation.plan.sketch_size,
+        labels=federation.plan.labels,
+        observers=observers,
+        resume=resume,
     )
 
 
