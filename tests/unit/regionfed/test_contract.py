@@ -23,7 +23,9 @@ from regionfed.contract import (
     LossRequest,
     ProfileReply,
     ProfileRequest,
+    RegionName,
     RegionPersonalise,
+    RegionQuery,
     RegionScores,
     RegionTrain,
     RegionUpdate,
@@ -42,6 +44,8 @@ MODEL = torch.linspace(-1.0, 1.0, P)
 SKETCH = torch.linspace(-2.0, 2.0, K)
 
 MESSAGES: list[Any] = [
+    RegionQuery(),
+    RegionName("North"),
     RegionTrain(3, "layout", MODEL),
     RegionUpdate("North", MODEL, SKETCH, 1.5, 99.5, 0.25, 0.5, -1.0, [3.5, -1.0]),
     RegionPersonalise(3, "layout", 0.5, 0.25, 0.125, MODEL, MODEL + 1.0, SKETCH, 7.5, [3.0, 4.5]),
@@ -77,7 +81,7 @@ def test_message_types_are_distinct_in_each_direction() -> None:
     for direction in {d for d, *_ in EXCHANGES}:
         names = [vars(request)["NAME"] for d, request, _ in EXCHANGES if d == direction]
         assert len(set(names)) == len(names)
-    assert message_type(MESSAGES[0]) == "train"
+    assert message_type(MESSAGES[IDS.index("RegionTrain")]) == "train"
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=IDS)
@@ -156,7 +160,7 @@ def test_an_unknown_or_missing_record_is_refused(message: Any) -> None:
 
 def test_another_version_is_refused() -> None:
     """Two ends of different contracts say so before they read anything."""
-    parts = records_of(MESSAGES[0])
+    parts = records_of(MESSAGES[IDS.index("RegionTrain")])
     parts["config"]["contract.version"] = 999
     with pytest.raises(ContractError, match="version 999"):
         decode(RegionTrain, rebuilt(parts), LENGTHS)
@@ -314,4 +318,4 @@ def test_any_finite_reply_survives_exactly(values: list[float], loss: float) -> 
 
 def test_a_dimension_that_the_receiver_does_not_name_may_have_any_length() -> None:
     """A first message tells the receiver how long a model is."""
-    assert decode(RegionTrain, encode(MESSAGES[0]), {}).theta.numel() == P
+    assert decode(RegionTrain, encode(MESSAGES[IDS.index("RegionTrain")]), {}).theta.numel() == P
