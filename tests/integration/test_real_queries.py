@@ -14,6 +14,7 @@ REAL = Path(os.environ.get("REGIONFED_DATA", SHARED))
 
 
 @pytest.mark.skipif(not (REAL / "esci_rows").is_dir(), reason="no real queries on this machine")
+@pytest.mark.slow
 def test_the_same_job_runs_on_real_queries(tmp_path: Path) -> None:
     config = Config.from_run_config(
         {
