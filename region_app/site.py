@@ -43,6 +43,8 @@ class Site:
         Bytes that a message over the bridge may have (`limit-mib` in the file).
     devices : int
         How many devices the region declares; 0 for as many as the dataset says.
+    seeded_noise : bool
+        Whether runs with a `noise-seed`, which voids privacy, are let in: for tests alone.
     """
 
     region: str
@@ -50,6 +52,7 @@ class Site:
     bridge: Endpoint
     limit: int = LIMIT_MIB << 20
     devices: int = 0
+    seeded_noise: bool = False
 
     @classmethod
     def load(cls, environment: Mapping[str, str] = os.environ) -> "Site":
@@ -86,6 +89,7 @@ class Site:
             bridge=endpoint,
             limit=_count(content, "limit-mib", LIMIT_MIB) << 20,
             devices=_count(content, "devices", 0),
+            seeded_noise=content.pop("seeded-noise", False) is True,
         )
         if unknown := sorted([*content, *bridge]):
             raise ValueError(f"unknown entries {unknown}")

@@ -126,6 +126,8 @@ class Deployment:
         Per region.
     environment : mapping
         Added to that of every process.
+    seeded_noise : bool
+        Whether its regions let runs in whose noise is seeded, for a test.
     """
 
     def __init__(
@@ -134,8 +136,11 @@ class Deployment:
         regions: Sequence[str],
         devices: int,
         environment: Mapping[str, str] | None = None,
+        *,
+        seeded_noise: bool = False,
     ) -> None:
         self.folder = folder
+        self._seeded_noise = seeded_noise
         self.regions = tuple(regions)
         self.devices = devices
         self.parts: dict[str, Part] = {}
@@ -287,6 +292,7 @@ class Deployment:
         path.write_text(
             f"region = {json.dumps(region)}\n"
             f"folder = {json.dumps(str(self.region_folder(region)))}\n"
+            f"seeded-noise = {json.dumps(self._seeded_noise)}\n"
             f"[bridge]\n"
             f"address = {json.dumps(bridge.address)}\n"
             f"token = {json.dumps(str(bridge.token))}\n"

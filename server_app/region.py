@@ -88,6 +88,12 @@ class RegionService:
                 "run-name is empty: the region keeps its ledger by that name. Give it the name "
                 "that the world's run has."
             )
+        if config.noise_seed >= 0 and not site.seeded_noise:
+            raise ConfigurationError(
+                f"noise-seed={config.noise_seed} makes noise that anybody can compute: region "
+                f"{site.region} refuses it. Leave noise-seed=-1. For a test, write "
+                f"'seeded-noise = true' into the region's file."
+            )
         dataset, plan = plan_of(config)
         if site.region not in dataset.regions:
             raise ConfigurationError(

@@ -83,7 +83,7 @@ class DeployedRegion:
         token.write_text(TOKEN)
         endpoint = Endpoint(f"127.0.0.1:{free_port()}", token)
         self.name = name
-        self.site = Site(name, folder / "regions" / name, endpoint)
+        self.site = Site(name, folder / "regions" / name, endpoint, seeded_noise=True)
         self.config = config
         self.app = app
         self._folder = folder
@@ -507,6 +507,14 @@ def test_d9_a_ledger_that_was_lost_is_noticed_at_the_start(tmp_path: Path) -> No
         (regions["UK"].site.folder / "trial" / "ledger.jsonl").unlink()
         with pytest.raises(PrivacyError, match=r"Restore ledger\.jsonl"):
             regions["UK"].start()
+
+
+def test_seeded_noise_is_refused_unless_the_region_s_own_file_lets_it_in(tmp_path: Path) -> None:
+    """No setting of a run can void privacy by itself: its operator would have to say so too."""
+    region = DeployedRegion("UK", tmp_path, config_of(tmp_path))
+    region.site = replace(region.site, seeded_noise=False)
+    with pytest.raises(ConfigurationError, match="noise-seed=0 makes noise that anybody can"):
+        region.start()
 
 
 def test_a_run_needs_a_name(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ COMPLETED = "finished:completed"
 @pytest.fixture(scope="module")
 def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     folder = tmp_path_factory.mktemp("deployment")
-    with Deployment(folder, REGIONS, DEVICES) as started:
+    with Deployment(folder, REGIONS, DEVICES, seeded_noise=True) as started:
         yield started
 
 
