@@ -76,7 +76,6 @@ class PerExampleOnSchedule(PerExample):
     the model adds up is less noisy than its parts (`regionfed.privacy.banded`).
     """
 
-    weighs_users: bool = True
     hides_sums: bool = False
 
     def sampling(self, rate: float) -> Sampling:
@@ -90,53 +89,28 @@ class PerExampleOnSchedule(PerExample):
 
 
 @dataclass(frozen=True)
-class ExampleInMean:
+class ExampleInMean(PerExample):
     """One example, within a regional mean that is clipped: the published mechanism.
 
     Devices clip nothing, the coordinator clips the region's mean to C. One example may turn that
     mean round, so that the sensitivity of updates and gradients is 2 C, whatever was published.
+    What that says of a region as a whole is `plan.region_epsilon`: of updates and gradients alone.
     """
 
-    protects: str = "example"
-    whom: str = "each training example"
-    neighbouring: str = NEIGHBOURING
-    as_one: bool = False
-    declared: bool = False
-    holds_both: bool = False
     sketches: bool = False
     weighs_users: bool = False
     promises_region_too: bool = True
     hides_sums: bool = False
 
-    def sampling(self, rate: float) -> Sampling:
-        """Have devices draw their examples."""
-        return Sampling(devices=1.0, examples=rate, accounted=rate)
-
-    def sampling_words(self, rate: float) -> str:
-        """Say so."""
-        return _of_examples(rate)
-
     def part(self, name: str, clip: float, noise: float) -> Part:
         """Clip means of gradients; losses, votes and counts are bounded each."""
         if name in _MEANS:
             return Part(name, clip, noise, turn=2.0, of_mean=True)
-        return Part(name, clip, noise)
+        return super().part(name, clip, noise)
 
     def device_clip(self, clip: float) -> float:
         """Have devices clip nothing."""
         return UNCLIPPED
-
-    def size_bound(self, examples_per_device: int) -> float:
-        """Count an example once."""
-        return 1.0
-
-    def population(self, examples: float, devices: int) -> float:
-        """Count examples."""
-        return examples
-
-    def also(self, rate: float) -> Mapping[str, tuple[float, float]]:
-        """Leave a region to `plan.region_epsilon`: it counts updates and gradients alone."""
-        return {}
 
 
 @dataclass(frozen=True)
