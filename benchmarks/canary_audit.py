@@ -46,6 +46,8 @@ from server_app.run_folder import RunFolder
 from strategies.regionfed import Observer, RegionFed
 
 CONFIDENCE = 0.95
+# A Gaussian's standard deviation over its median absolute deviation; the least that is divided by.
+_NORMAL, _LEAST = 1.4826, 1e-3
 # Shares of the canaries guessed in and out. That one is in shows more than that it is out: one
 # that is in may never be sampled.
 CHOICES = [(0.02, 0.0), (0.05, 0.0), (0.1, 0.0), (0.25, 0.0), (0.45, 0.0), (0.25, 0.25)]
@@ -102,10 +104,9 @@ def measure(settings: Mapping[str, str | float], run_dir: str, gradients: int, t
     planted.save(canaries, folder)
     observed = train(config, folder, canaries.coordinates)
     # Scores by the noise of the private plan in both runs: without noise there is none to use.
-    noise = prepare(replace(config, privacy_mode="dp")).plan.update.parts[0].noise_std
     attacks = {
         "gradient canaries, from updates": (
-            gradient_scores(observed, config, noise),
+            gradient_scores(observed, config),
             _flat(canaries.gradient_in),
         ),
         "text canaries, from losses": (
@@ -219,17 +220,21 @@ def train(config: Config, folder: Path, coordinates: list[int]) -> Observed:
     )
 
 
-def gradient_scores(observed: Observed, config: Config, noise_std: float) -> Floats:
+def gradient_scores(observed: Observed, config: Config) -> Floats:
     """Return each gradient canary's log-likelihood ratio of in against out, region by region.
 
     In a round a canary that is in adds C with chance q to N(0, s^2), one that is out nothing:
-    ``sum_t log(1 - q + q exp((x_t C - C^2 / 2) / s^2))``, the best test there is of that.
+    ``sum_t log(1 - q + q exp((x_t C - C^2 / 2) / s^2))``, the best test there is of that. s is
+    what the attacker sees it to be: most canaries are not in the sample of a round, so that the
+    median absolute deviation over them tells the noise, or what moves besides where there is none.
     """
     c, q = config.clip_norm, config.sampling_rate
 
     def scores(sums: Floats) -> Floats:
+        centred = sums - np.median(sums, axis=1, keepdims=True)
+        spread = _NORMAL * np.median(np.abs(centred), axis=1, keepdims=True)
         # A canary goes up its loss at +C: the gradient of slope * w is positive.
-        gain = (sums * c - 0.5 * c * c) / noise_std**2
+        gain = (centred * c - 0.5 * c * c) / np.maximum(spread, _LEAST * c) ** 2
         total: Floats = np.logaddexp(np.log1p(-q), np.log(q) + gain).sum(0)
         return total
 
