@@ -9,6 +9,7 @@ TESTS ?=
 BIN := $(VENV)/bin
 READY := $(VENV)/.installed-$(TORCH)
 READY_DEV := $(VENV)/.installed-$(TORCH)-dev
+CONTAINERS := $(VENV)/containers/bin
 PIP := $(BIN)/python -m pip --quiet --quiet --disable-pip-version-check
 # Python compiles what it imports, once; where it is told not to, everything is compiled on installation.
 UV := $(BIN)/uv pip install --quiet --python $(BIN)/python $(if $(PYTHONDONTWRITEBYTECODE),--compile-bytecode)
@@ -28,10 +29,10 @@ export RAY_USAGE_STATS_ENABLED ?= 0
 export TOKENIZERS_PARALLELISM ?= false
 
 .DEFAULT_GOAL := help
-.PHONY: help run test slow gpu unit lint types format venv report bench results figures clean
+.PHONY: help run test slow gpu unit test-compose lint types containers format venv report bench results figures clean
 
 help: ## list the targets
-	@awk 'BEGIN {FS = ":.*## "} /^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo
 	@echo "  RUN_CONFIG='rounds=5 seed=1'   settings of a run; all of them: pyproject.toml"
 	@echo "  PYTHON=python3.12              the Python to build $(VENV) with, 3.11 or newer"
@@ -50,6 +51,9 @@ slow: $(READY_DEV) ## run the tests that take minutes
 gpu: $(READY_DEV) ## run the tests that need a CUDA device
 	$(BIN)/python -m pytest -m gpu $(TESTS)
 
+test-compose: $(READY_DEV) $(CONTAINERS) ## start the Compose file and break it; needs a Docker engine from 26 on
+	$(BIN)/python -m pytest -m compose $(TESTS)
+
 unit: $(READY_DEV) ## run the unit tests only
 	$(PYTEST) tests/unit $(TESTS)
 
@@ -59,6 +63,12 @@ lint: $(READY_DEV) ## check style and format
 
 types: $(READY_DEV) ## check types
 	$(BIN)/mypy
+
+containers: $(CONTAINERS) ## check the Compose file and the image's recipe
+	$(CONTAINERS)/docker-compose config --quiet
+	$(CONTAINERS)/docker-compose -f docker-compose.yml -f deploy/gpu.yml config --quiet
+	$(CONTAINERS)/hadolint deploy/Dockerfile
+	$(CONTAINERS)/compose-lint check --quiet --skip-suppressed --strict-config --fail-on low docker-compose.yml
 
 format: $(READY_DEV) ## rewrite the code in the project's format
 	$(BIN)/ruff check --fix
@@ -90,6 +100,12 @@ $(READY): pyproject.toml | $(BIN)/python
 $(READY_DEV): pyproject.toml | $(BIN)/python
 	@$(call install,.[dev])
 	@touch $(READY) $@
+
+# Apart from what the tests import: two of them are binaries, and all are pinned by hash.
+$(CONTAINERS): deploy/linters.txt | $(READY_DEV)
+	@$(BIN)/uv venv --quiet --clear $(VENV)/containers
+	@$(BIN)/uv pip install --quiet --python $(CONTAINERS)/python --require-hashes --requirement $<
+	@touch $@
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and \

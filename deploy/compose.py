@@ -49,6 +49,14 @@ x-once: &once
   <<: *part
   restart: on-failure
 
+# Often until it is well for the first time, then seldom: a check starts a Python.
+x-often: &often
+  interval: 60s
+  timeout: 20s
+  retries: 3
+  start_period: 300s
+  start_interval: 5s
+
 x-proxy: &proxy
   image: ${{PROXY_IMAGE:-nginxinc/nginx-unprivileged:1.27.3-alpine}}
   user: "10001:10001"
@@ -59,20 +67,16 @@ x-proxy: &proxy
   pids_limit: 64
   mem_limit: 128m
   cpus: 1
-  tmpfs: ["/tmp:mode=1777,size=256m", "/etc/nginx/conf.d:uid=10001,gid=10001,size=1m"]
+  tmpfs: ["/tmp:mode=1777,size=256m"]
+  command: [nginx, -c, /proxy.conf, -g, "daemon off;"]
   logging: *logging
   healthcheck:
-    test: [CMD, wget, -q, --spider, "http://127.0.0.1:8080/healthy"]
-    interval: 10s
-    timeout: 3s
-    retries: 6
+    test: [CMD, wget, -q, -O, /dev/null, "http://127.0.0.1:8080/healthy"]
+    <<: *often
 
 x-grpc-health: &grpc-health
   test: [CMD, python, -m, deploy.healthy, "grpc://127.0.0.1:9999"]
-  interval: 15s
-  timeout: 10s
-  retries: 8
-  start_period: 60s
+  <<: *often
 
 services:
   keys:
@@ -107,17 +111,14 @@ LINK = """
        --enable-supernode-auth, --isolation, process,
        --superexec-auth-secret-file, /keys/superexec.secret,
        --disable-runtime-dependency-installation]
-    networks: [inner-{name}]
+    networks: {{inner-{name}: {{aliases: [superlink]}}}}
     depends_on: {{keys: {{condition: service_completed_successfully}}}}
     volumes:
       - {key_superlink}
       - {{type: volume, source: superlink-{name}, target: /state}}
     healthcheck:
       test: [CMD, python, -m, deploy.healthy, "https://localhost:8000/health", --ca, /keys/ca.crt]
-      interval: 15s
-      timeout: 10s
-      retries: 8
-      start_period: 60s
+      <<: *often
 
   superexec-{name}:
     <<: *part{profiles}
@@ -135,15 +136,11 @@ LINK = """
 
   proxy-{name}:
     <<: *proxy{profiles}
-    environment: {{SUPERLINK: superlink-{name}}}
     networks: [inner-{name}, fleet-{name}]
     depends_on: {{superlink-{name}: {{condition: service_healthy}}}}
     volumes:
       - {key_proxy}
-      - type: bind
-        source: ./deploy/proxy.conf.template
-        target: /etc/nginx/templates/default.conf.template
-        read_only: true
+      - {{type: bind, source: ./deploy/proxy.conf, target: /proxy.conf, read_only: true}}
 
   enrol-{name}:
     <<: *once{profiles}
@@ -216,7 +213,6 @@ def compose(regions: Sequence[str], devices: int, always: int = ALWAYS) -> str:
     out += _link(WORLD, [f"/keys/{region}.pub" for region in regions], "")
     networks = [f"inner-{WORLD}", f"fleet-{WORLD}"]
     volumes = ["keys", "runs", f"superlink-{WORLD}"]
-    configs = ""
     for number, region in enumerate(regions):
         name = service_name(region)
         profiles = f"\n    profiles: [{PROFILE}]" if number >= always else ""
@@ -240,10 +236,8 @@ def compose(regions: Sequence[str], devices: int, always: int = ALWAYS) -> str:
         networks += [f"inner-{name}", f"fleet-{name}", f"bridge-{name}"]
         volumes += [f"superlink-{name}", f"region-{name}"]
         volumes += [f"device-{name}-{index}" for index in range(devices)]
-        configs += _site(region)
     out += "\nnetworks:\n" + "".join(f"  {name}: {{internal: true}}\n" for name in networks)
-    out += "\nvolumes:\n" + "".join(f"  {name}: {{}}\n" for name in volumes)
-    return out + "\nconfigs:\n" + configs
+    return out + "\nvolumes:\n" + "".join(f"  {name}: {{}}\n" for name in volumes)
 
 
 def _link(link: str, public_keys: Sequence[str], profiles: str) -> str:
@@ -253,11 +247,10 @@ def _link(link: str, public_keys: Sequence[str], profiles: str) -> str:
         volumes = "\n      - {type: volume, source: runs, target: /runs}"
     else:
         networks = f"{{inner-{name}: {{}}, bridge-{name}: {{aliases: [coordinator-{name}]}}}}"
-        site = ", REGIONFED_REGION: /site.toml"
+        site = ", REGIONFED_REGION: /bridge/site.toml"
         volumes = (
             f"\n      - {_key(f'{link}/coordinator', '/bridge')}"
             f"\n      - {{type: volume, source: region-{name}, target: /region}}"
-            f"\n    configs: [{{source: site-{name}, target: /site.toml}}]"
         )
     return LINK.format(
         name=name,
@@ -269,20 +262,6 @@ def _link(link: str, public_keys: Sequence[str], profiles: str) -> str:
         key_superlink=_key(f"{link}/superlink", "/keys"),
         key_proxy=_key(f"{link}/proxy", "/keys"),
         key_operator=_key(f"{link}/operator", "/keys"),
-    )
-
-
-def _site(region: str) -> str:
-    name = service_name(region)
-    return (
-        f"  site-{name}:\n"
-        f"    content: |\n"
-        f'      region = "{region}"\n'
-        f'      folder = "/region"\n'
-        f"      [bridge]\n"
-        f'      address = "0.0.0.0:9095"\n'
-        f'      token = "/bridge/bridge.token"\n'
-        f'      tls = "/bridge"\n'
     )
 
 

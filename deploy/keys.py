@@ -10,8 +10,8 @@ another. Every folder below is what one party gets, and all that it gets::
     <link>/proxy/           ca.crt, tls.crt, tls.key
     <link>/operator/        ca.crt, <node>.pub           to enrol nodes and to submit runs
     <link>/nodes/<node>/    ca.crt, key                  one SuperNode each
-    <region>/coordinator/   ca.crt, tls.crt, tls.key, bridge.token
-    <region>/uplink/        the same for the other end of the bridge
+    <region>/coordinator/   ca.crt, tls.crt, tls.key, bridge.token, site.toml
+    <region>/uplink/        the same for the other end of the bridge, without site.toml
 
 where a link is ``world``, whose nodes are the regions' uplinks, or a region, whose nodes are
 ``device-0`` and so on. Certificates name their hosts as subject alternative names; node keys are
@@ -21,6 +21,7 @@ ECDSA P-384 in OpenSSH's format, as Flower wants them. Private keys are readable
 import argparse
 import hashlib
 import ipaddress
+import json
 import secrets
 import unicodedata
 from collections.abc import Sequence
@@ -41,6 +42,16 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 WORLD = "world"
 LOCAL = ("localhost", "127.0.0.1")
+SITE = """\
+# What the region's operator says of it: docs/deployment.md. The paths are those of the containers.
+region = {region}
+folder = "/region"
+
+[bridge]
+address = "0.0.0.0:9095"
+token = "/bridge/bridge.token"
+tls = "/bridge"
+"""
 AUTHORITY_DAYS, CERTIFICATE_DAYS = 3650, 825
 
 
@@ -63,6 +74,9 @@ def make_deployment(
         name = service_name(region)
         _make_superlink(folder / region, name, [f"device-{i}" for i in range(devices)], hosts)
         _make_bridge(folder / region, (f"coordinator-{name}", *LOCAL, *hosts))
+        site = folder / region / "coordinator" / "site.toml"
+        if not site.exists():
+            _write_public(site, SITE.format(region=json.dumps(region)).encode())
 
 
 def service_name(region: str) -> str:
@@ -76,7 +90,7 @@ def _make_superlink(folder: Path, name: str, nodes: Sequence[str], hosts: Sequen
     authority = folder / "authority"
     make_authority(authority, f"RegionFed {name}")
     for party in ("superlink", "proxy"):
-        make_certificate(folder / party, authority, (f"{party}-{name}", *LOCAL, *hosts))
+        make_certificate(folder / party, authority, (f"{party}-{name}", party, *LOCAL, *hosts))
     _write_secret(folder / "superlink" / "superexec.secret", secrets.token_hex(32))
     _copy(authority / "ca.crt", folder / "operator")
     for node in nodes:

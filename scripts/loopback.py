@@ -33,9 +33,11 @@ from region_app.site import FILE as SITE_FILE
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
+BUNDLES = ROOT / "deploy"  # has the apps `world` and `region`
 
 START_SECONDS = 600.0  # until a part answers
 END_SECONDS = 5.0  # until a part that is asked to end has ended
+AGAIN_SECONDS = 10.0  # between two starts of a part that comes back
 
 Settings = Mapping[str, bool | int | float | str]
 
@@ -48,6 +50,9 @@ class Part:
     ----------
     home : Path
         Its `FLWR_HOME`; its log is ``log.txt`` there.
+    comes_back : bool
+        Whether it is started again when it has died, as a supervisor does. A SuperNode that was
+        killed needs one: its SuperLink takes it for online, and refuses it, for a minute.
     """
 
     name: str
@@ -56,11 +61,14 @@ class Part:
     environment: dict[str, str]
     process: "subprocess.Popen[bytes] | None" = None
     killed: bool = False
+    comes_back: bool = False
+    started: float = 0.0
 
     def start(self) -> None:
         """Start it, in a session of its own: a signal to the group reaches all below it."""
         self.home.mkdir(parents=True, exist_ok=True)
         self.killed = False
+        self.started = time.monotonic()
         with self.log.open("ab") as output:
             self.process = subprocess.Popen(
                 self.command,
@@ -238,7 +246,7 @@ class Deployment:
 
     def _supernode(self, name: str, link: str, key: str, config: str) -> Part:
         keys = self._links[link].keys / "nodes" / key
-        return self._part(
+        part = self._part(
             name,
             "flower-supernode",
             *("--superlink", f"127.0.0.1:{self._links[link].port}"),
@@ -246,6 +254,8 @@ class Deployment:
             *("--auth-supernode-private-key", keys / "key"),
             *("--port", str(free_port()), "--node-config", config),
         )
+        part.comes_back = True
+        return part
 
     def _part(self, name: str, command: str, *arguments: str | Path, **more: str) -> Part:
         home = self.home(name)
@@ -328,9 +338,9 @@ class Deployment:
         key = self._links[link].keys / "operator" / f"{node}.pub"
         self.flwr(link, "supernode", "register", key, "it", "--name", node)
 
-    def submit(self, link: str, settings: Settings) -> int:
+    def submit(self, link: str, settings: Settings, bundles: Path = BUNDLES) -> int:
         """Submit the run of a SuperLink, the world's or a region's; return its number."""
-        app = ROOT / "deploy" / (WORLD if link == WORLD else "region")
+        app = bundles / (WORLD if link == WORLD else "region")
         config = " ".join(f"{key}={json.dumps(value)}" for key, value in settings.items())
         said = self.flwr(link, "run", app, "it", "--run-config", config, "--format", "json")
         found = _json(said)
@@ -338,10 +348,10 @@ class Deployment:
             raise RuntimeError(said)
         return int(found["run-id"])
 
-    def submit_regions(self, settings: Settings) -> dict[str, int]:
+    def submit_regions(self, settings: Settings, bundles: Path = BUNDLES) -> dict[str, int]:
         """Submit every coordinator's run, and wait until their bridges answer."""
         with ThreadPoolExecutor() as pool:
-            numbers = pool.map(lambda region: self.submit(region, settings), self.regions)
+            numbers = pool.map(lambda region: self.submit(region, settings, bundles), self.regions)
             runs = dict(zip(self.regions, numbers, strict=True))
         for region in self.regions:
             self.await_bridge(region)
@@ -392,10 +402,17 @@ class Deployment:
         """
         deadline = time.monotonic() + seconds
         while not done():
-            dead = [name for name, part in self.parts.items() if part.has_died()]
+            dead = [name for name, part in self.parts.items() if not self._is_kept(part)]
             if dead or time.monotonic() >= deadline:
                 raise TimeoutError(f"no {what} after {seconds:g} s.\n{self.last_words()}")
             time.sleep(pause)
+
+    @staticmethod
+    def _is_kept(part: Part) -> bool:
+        """Start a part again that comes back, now or soon; say whether all is well with it."""
+        if part.has_died() and part.comes_back and time.monotonic() > part.started + AGAIN_SECONDS:
+            part.start()
+        return part.comes_back or not part.has_died()
 
     def last_words(self, lines: int = 12) -> str:
         """Return the end of each part's log."""

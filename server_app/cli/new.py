@@ -93,7 +93,14 @@ def files(name: str, folder: Path) -> dict[str, str]:
     changed = settings_of(name, folder)
     every = Config.from_run_config(changed).to_run_config()
     in_python = json.dumps(changed, indent=4, ensure_ascii=False)
+    bundles = {"world": "region_app.app:app", "region": f"{name}.client:app"}
     return {
+        f"{tier}/pyproject.toml": _named(template.BUNDLE, name)
+        .replace("{TIER}", tier)
+        .replace("{CLIENT}", client)
+        .replace("{SETTINGS}", _toml(every))
+        for tier, client in bundles.items()
+    } | {
         "README.md": _named(template.README, name),
         "pyproject.toml": _named(template.PYPROJECT, name).replace("{SETTINGS}", _toml(every)),
         "settings.toml": _toml(changed) + "\n",

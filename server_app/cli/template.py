@@ -126,6 +126,29 @@ clientapp = "my_app.client:app"
 {SETTINGS}
 """
 
+BUNDLE = """\
+# The {TIER}'s run in a deployment: `flwr run {TIER} CONNECTION --run-config settings.toml`, with
+# one settings file for world and regions. my_app has to be installed where it runs.
+[build-system]
+requires = ["hatchling>=1.27"]
+build-backend = "hatchling.build"
+
+[project]
+name = "my-app-{TIER}"
+version = "0.1.0"
+dependencies = []
+
+[tool.flwr.app]
+publisher = "me"
+
+[tool.flwr.app.components]
+serverapp = "server_app.{TIER}:app"
+clientapp = "{CLIENT}"
+
+[tool.flwr.app.config]
+{SETTINGS}
+"""
+
 README = """\
 # my_app
 
@@ -139,4 +162,11 @@ A RegionFed project. `my_app/task.py` is what you write: model, data, loss, scor
 Put your own data into `data/` (the columns: source, target, region, client) and its labels into
 `data/labels.json`. `data-path` in `pyproject.toml` and `settings.toml` is an absolute path: Flower
 runs an app in a folder of its own. `settings.toml` has the settings that differ from the defaults.
+
+On machines of their own, with my_app installed on each (RegionFed's docs/deployment.md):
+
+    flwr run region CONNECTION --run-config settings.toml    # to each region's SuperLink
+    flwr run world CONNECTION --run-config settings.toml     # then to the world's
+
+with a `run-name` in `settings.toml`, and a `data-path` that holds on all of them.
 """

@@ -6,8 +6,10 @@ their links. A run takes minutes, for Flower starts a process per message.
 
 import json
 import os
+import shutil
 import signal
 import time
+import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,12 +18,15 @@ from typing import Any
 import pytest
 import torch
 
+from client_app.datasets.load import dataset_of
 from deploy.keys import WORLD, make_node_key
 from regionfed.config import Config
 from regionfed.privacy.ledger import read_ledger
-from scripts.loopback import Deployment
+from scripts.loopback import BUNDLES, ROOT, Deployment
 from server_app.checkpoint import load_checkpoint
+from server_app.cli.new import write_project
 from server_app.run import execute
+from tests.integration.hostile import NONSENSE
 
 pytestmark = pytest.mark.slow
 
@@ -40,8 +45,11 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
 class Run:
     """One training on the deployment: coordinators' runs, then the world's."""
 
-    def __init__(self, deployment: Deployment, name: str, **settings: Any) -> None:
+    def __init__(
+        self, deployment: Deployment, name: str, bundles: Path = BUNDLES, **settings: Any
+    ) -> None:
         self.deployment = deployment
+        self.bundles = bundles
         self.folder = deployment.folder / "runs" / name
         self.settings: dict[str, Any] = {
             "run-name": name,
@@ -70,8 +78,8 @@ class Run:
         self.world = 0
 
     def start(self) -> None:
-        self.coordinators = self.deployment.submit_regions(self.settings)
-        self.world = self.deployment.submit(WORLD, self.settings)
+        self.coordinators = self.deployment.submit_regions(self.settings, self.bundles)
+        self.world = self.deployment.submit(WORLD, self.settings, self.bundles)
 
     def stop_regions(self) -> None:
         for region, run in self.coordinators.items():
@@ -113,9 +121,11 @@ class Run:
 
 
 @contextmanager
-def running(deployment: Deployment, name: str, **settings: Any) -> Iterator[Run]:
+def running(
+    deployment: Deployment, name: str, bundles: Path = BUNDLES, **settings: Any
+) -> Iterator[Run]:
     """Have a run on the deployment; its coordinators are stopped afterwards."""
-    run = Run(deployment, name, **settings)
+    run = Run(deployment, name, bundles, **settings)
     run.start()
     try:
         yield run
@@ -201,6 +211,48 @@ def test_a_stalled_device_costs_itself(deployment: Deployment) -> None:
             device.signal(signal.SIGCONT)
     assert not [f for f in run.summary["failures"] if f["region"] == "US"]
     once_each(run)
+
+
+def test_a_device_that_was_taken_over_costs_itself(deployment: Deployment, tmp_path: Path) -> None:
+    """No number, a wrong shape, a million times too much, another run's reply: one each round."""
+    for name in ("world", "region"):
+        shutil.copytree(BUNDLES / name, tmp_path / name)
+    project = tmp_path / "region" / "pyproject.toml"
+    project.write_text(
+        project.read_text().replace("client_app.app:app", "tests.integration.hostile:app")
+    )
+    with running(deployment, "hostile", tmp_path, rounds=len(NONSENSE)) as run:
+        assert run.await_end()[0] == COMPLETED
+    assert not run.summary["failures"]
+    assert bool(torch.isfinite(run.theta).all())
+    once_each(run)
+    said = deployment.flwr("UK", "log", str(run.coordinators["UK"]), "it", "--show")
+    refused_ = [line for line in said.splitlines() if "refused" in line or "left out" in line]
+    assert len(refused_) >= len(NONSENSE), said
+
+
+def test_a_project_made_by_regionfed_new_trains_on_real_nodes(tmp_path: Path) -> None:
+    """Its own Task and ClientApp, installed beside RegionFed; nothing else was changed."""
+    project = tmp_path / "my_app"
+    write_project("my_app", project)
+    settings = tomllib.loads((project / "settings.toml").read_text()) | {
+        "run-name": "own",
+        "run-dir": str(tmp_path / "runs"),
+        "rounds": 2,
+        "device-timeout": 400.0,
+        "join-timeout": 900.0,
+        "round-timeout": 1200.0,
+    }
+    dataset = dataset_of(Config.from_run_config(settings))
+    regions = dataset.regions
+    devices = dataset.clients(regions[0])
+    path = {"PYTHONPATH": os.pathsep.join(map(str, (project, ROOT)))}
+    with Deployment(tmp_path / "parts", regions, devices, path) as deployment:
+        deployment.submit_regions(settings, project)
+        run = deployment.submit(WORLD, settings, project)
+        assert deployment.await_end(WORLD, run, LONG)[0] == COMPLETED, deployment.last_words()
+    summary = json.loads((tmp_path / "runs" / "own" / "summary.json").read_text())
+    assert summary["status"] == "finished" and not summary["failures"]
 
 
 # -------------------------------------------------------------------------------------- keys
