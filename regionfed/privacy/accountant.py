@@ -8,10 +8,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import lru_cache
-
-from dp_accounting import dp_event
-from dp_accounting.pld import PLDAccountant
-from dp_accounting.rdp import RdpAccountant
+from typing import Any
 
 from regionfed.errors import PrivacyError
 
@@ -30,14 +27,33 @@ def count_releases(releases: Iterable[Release]) -> Counts:
     return tuple(sorted(Counter(releases).items()))
 
 
-def _event(counts: Counts) -> dp_event.DpEvent:
+# dp-accounting brings SciPy. Only who adds up imports it: a device, whose process Flower starts anew
+# for each message, does not.
+def _compose(accountant: Any, counts: Counts) -> Any:
+    """Return the accountant after these releases."""
+    from dp_accounting import dp_event  # noqa: PLC0415
+
     def one(noise_multiplier: float, rate: float) -> dp_event.DpEvent:
         gaussian = dp_event.GaussianDpEvent(noise_multiplier)
         return gaussian if rate == 1.0 else dp_event.PoissonSampledDpEvent(rate, gaussian)
 
-    return dp_event.ComposedDpEvent(
-        [dp_event.SelfComposedDpEvent(one(z, q), n) for (z, q), n in counts]
+    return accountant.compose(
+        dp_event.ComposedDpEvent(
+            [dp_event.SelfComposedDpEvent(one(z, q), n) for (z, q), n in counts]
+        )
     )
+
+
+def _pld(counts: Counts) -> Any:
+    from dp_accounting.pld import PLDAccountant  # noqa: PLC0415
+
+    return _compose(PLDAccountant(value_discretization_interval=1e-3), counts)
+
+
+def _rdp(counts: Counts) -> Any:
+    from dp_accounting.rdp import RdpAccountant  # noqa: PLC0415
+
+    return _compose(RdpAccountant(), counts)
 
 
 @lru_cache(maxsize=1024)
@@ -64,9 +80,7 @@ def epsilon(counts: Counts, delta: float) -> float:
     what, known = _costly(counts)
     if known is not None:
         return known
-    accountant = PLDAccountant(value_discretization_interval=1e-3)
-    accountant.compose(_event(what))
-    return float(accountant.get_epsilon(delta))
+    return float(_pld(what).get_epsilon(delta))
 
 
 @lru_cache(maxsize=1024)
@@ -78,13 +92,11 @@ def epsilon_rdp(counts: Counts, delta: float) -> float:
     what, known = _costly(counts)
     if known is not None:
         return known
-    accountant = RdpAccountant()
     log = logging.getLogger("absl")
     level = log.level
     log.setLevel(logging.ERROR)  # it warns of each order that it leaves out; the bound holds
     try:
-        accountant.compose(_event(what))
-        return float(accountant.get_epsilon(delta))
+        return float(_rdp(what).get_epsilon(delta))
     finally:
         log.setLevel(level)
 
@@ -95,9 +107,7 @@ def delta_at(counts: Counts, epsilon_: float) -> float:
     what, known = _costly(counts)
     if known is not None:
         return 0.0 if known == 0.0 else 1.0
-    accountant = PLDAccountant(value_discretization_interval=1e-3)
-    accountant.compose(_event(what))
-    return float(accountant.get_delta(epsilon_))
+    return float(_pld(what).get_delta(epsilon_))
 
 
 def least_noise(spent: Callable[[float], float], target: float, unreachable: str) -> float:

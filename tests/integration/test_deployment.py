@@ -5,6 +5,7 @@ their links. A run takes minutes, for Flower starts a process per message.
 """
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -21,7 +22,8 @@ import torch
 from client_app.datasets.load import dataset_of
 from deploy.keys import WORLD, make_node_key
 from regionfed.config import Config
-from regionfed.privacy.ledger import read_ledger
+from regionfed.privacy.ledger import Ledger, read_ledger
+from regionfed.privacy.plan import TRAIN
 from scripts.loopback import BUNDLES, ROOT, Deployment
 from server_app.checkpoint import load_checkpoint
 from server_app.cli.new import write_project
@@ -113,6 +115,13 @@ class Run:
         folder = self.deployment.region_folder(region) / self.settings["run-name"]
         return [(e.round, e.release) for e in read_ledger(folder / "ledger.jsonl")]
 
+    def epsilon(self, region: str) -> float:
+        """Return what the region's ledger adds up to."""
+        folder = self.deployment.region_folder(region) / self.settings["run-name"]
+        config = Config.from_run_config(self.settings)
+        ledger = Ledger(folder / "ledger.jsonl", config.delta, {TRAIN: math.inf})
+        return ledger.epsilon(TRAIN)
+
     def simulate(self, folder: Path) -> torch.Tensor:
         """Return what a simulation with the same settings makes."""
         config = Config.from_run_config({**self.settings, "run-dir": str(folder), "workers": 1})
@@ -188,11 +197,13 @@ def test_kill_9(who: str, kill: Callable[[Run], None], deployment: Deployment) -
     with running(deployment, f"kill-{who}", rounds=4) as run:
         run.await_round(1)
         before = {region: run.events(region) for region in REGIONS}
+        spent = {region: run.epsilon(region) for region in REGIONS}
         kill(run)
         assert run.await_end()[0] == COMPLETED
     once_each(run)
     for region, events in before.items():
         assert run.events(region)[: len(events)] == events
+        assert 0 < spent[region] <= run.epsilon(region)
     summary = run.summary
     assert summary["status"] == "finished" and summary["rounds"] == 4
     lost = {(f["region"], f["round"]) for f in summary["failures"]}

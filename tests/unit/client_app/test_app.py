@@ -2,6 +2,8 @@
 
 import json
 import math
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -79,6 +81,15 @@ class OneDevice:
         request = ScoreRequest(3, layout, with_user, self.theta, point)
         scores: list[float] = self.ask(request, ScoreReply).scores
         return scores
+
+
+def test_a_device_imports_no_accountant() -> None:
+    """Flower starts a process per message, and SciPy would be a third of what it costs."""
+    program = "import sys, client_app.app; print({'scipy', 'dp_accounting'} & set(sys.modules))"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "set()"
 
 
 def device_of(t5_folder: Path, folder: Path, **settings: Any) -> OneDevice:
