@@ -27,8 +27,8 @@ def count_releases(releases: Iterable[Release]) -> Counts:
     return tuple(sorted(Counter(releases).items()))
 
 
-# dp-accounting brings SciPy. Only who adds up imports it: a device, whose process Flower starts anew
-# for each message, does not.
+# dp-accounting brings SciPy. Only who adds up imports it: a device, whose process Flower starts
+# anew for each message, does not.
 def _compose(accountant: Any, counts: Counts) -> Any:
     """Return the accountant after these releases."""
     from dp_accounting import dp_event  # noqa: PLC0415
