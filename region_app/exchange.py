@@ -13,7 +13,7 @@ from flwr.serverapp import Grid
 
 from regionfed.contract import decode, encode, message_type
 from regionfed.errors import ContractError, RunError
-from regionfed.flower import own_copy
+from regionfed.flower import own_copy, reason_of
 
 R = TypeVar("R")
 
@@ -97,7 +97,7 @@ def ask(
             continue
         answered.add(node)
         if message.has_error():
-            quarantine(f"node {node}: {message.error.reason}")
+            quarantine(f"node {node}: {reason_of(message)}")
             continue
         try:
             early[node] = decode(reply, message.content, lengths)
@@ -111,4 +111,4 @@ def ask(
         if node in early:
             yield node, early.pop(node)
         elif node not in answered:
-            quarantine(f"node {node}: no answer within {timeout:g} s")
+            quarantine(f"node {node}: no answer: offline, or silent for {timeout:g} s")

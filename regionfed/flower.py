@@ -1,5 +1,6 @@
 """The few places where Flower has to be told something that its public API does not offer."""
 
+import re
 import uuid
 from typing import Any
 
@@ -54,3 +55,10 @@ def delivered(message: Message) -> Message:
     build: Any = Message  # the constructor that takes metadata is not in its typed signature
     made: Message = build(content=own_copy(message.content), metadata=metadata)
     return made
+
+
+def reason_of(message: Message) -> str:
+    """Return why a message is an error: an exception's own words, without Flower's wrapping."""
+    reason = message.error.reason or "error without a reason"
+    wrapped = re.fullmatch(r"<class '[\w.]+'>:<'(.*)'>", reason, re.DOTALL)
+    return wrapped[1] if wrapped else reason

@@ -362,9 +362,12 @@ class Deployment:
         self.wait(f"the coordinator of {region}", lambda: is_healthy(self.bridge(region), 1.0))
 
     def status(self, link: str, run: int) -> tuple[str, str]:
-        """Return a run's status, and what Flower says of it."""
-        found = _json(self.flwr(link, "ls", "it", "--run-id", str(run), "--format", "json"))
-        return found["runs"][0]["status"], str(found["runs"][0].get("status-details", ""))
+        """Return a run's status, and what Flower says of it; empty where nobody answers."""
+        try:
+            found = _json(self.flwr(link, "ls", "it", "--run-id", str(run), "--format", "json"))
+            return found["runs"][0]["status"], str(found["runs"][0].get("status-details", ""))
+        except (RuntimeError, ValueError, KeyError):  # its SuperLink is being started again
+            return "", ""
 
     def await_end(self, link: str, run: int, seconds: float) -> tuple[str, str]:
         """Wait until a run has ended; return its status and what Flower says of it."""

@@ -14,6 +14,7 @@ from flwr.serverapp import Grid, ServerApp
 from regionfed.config import Config
 from regionfed.contract import RegionName, RegionQuery, decode, encode, message_type
 from regionfed.errors import ConfigurationError, ContractError, RunError
+from regionfed.flower import reason_of
 from server_app.federation import Federation
 from server_app.polling_grid import PollingGrid, pause
 from server_app.run import Connect, Regions, execute
@@ -116,7 +117,7 @@ def _introductions(
         if node not in nodes:
             continue
         if reply.has_error():
-            yield node, reply.error.reason or "error without a reason"
+            yield node, reason_of(reply)
             continue
         try:
             yield node, decode(RegionName, reply.content, {})

@@ -30,6 +30,7 @@ from regionfed.contract import (
     message_type,
 )
 from regionfed.errors import ContractError, RunError
+from regionfed.flower import reason_of
 from regionfed.privacy.plan import damped_step, score_columns
 from regionfed.records import (
     Failure,
@@ -392,7 +393,7 @@ class RegionFed(Strategy):
                 continue
             seen.add(node)
             if message.has_error():
-                self._fail(node, round_, message.error.reason or "error without a reason")
+                self._fail(node, round_, reason_of(message))
                 continue
             try:
                 reply = decode(kind, message.content, {"p": self._size or 0, **(lengths or {})})
@@ -405,7 +406,11 @@ class RegionFed(Strategy):
             sound[node] = reply
         for node in expected:
             if node not in seen:
-                self._fail(node, round_, f"no answer within {self._config.round_timeout:g} s")
+                self._fail(
+                    node,
+                    round_,
+                    f"no answer: offline, or silent for {self._config.round_timeout:g} s",
+                )
         return sorted(sound.items())
 
     def _fail(self, node: int, round_: int, reason: str) -> None:

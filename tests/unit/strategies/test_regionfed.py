@@ -343,7 +343,7 @@ def test_a_region_that_says_nothing_is_named() -> None:
     assert new is not None
     assert torch.allclose(from_arrays("theta", new, P), THETA - 3.5)
     (failure,) = strategy._failures
-    assert failure.region == "South" and "no answer within 600 s" in failure.reason
+    assert failure.region == "South" and "silent for 600 s" in failure.reason
 
 
 def test_order_of_arrival_and_repeats_do_not_matter() -> None:
