@@ -27,7 +27,7 @@ from server_app.process_grid import ProcessGrid
 from server_app.progress import Progress
 from server_app.report import write_report
 from server_app.run_folder import RunFolder, append_jsonl, read_rounds, write_json_atomic
-from server_app.simulation import World
+from server_app.simulation import World, require_answers
 from server_app.summary import record_of, summarise
 from strategies.optimisers import OPTIMISERS
 from strategies.regionfed import Observer, RegionFed, ServerState
@@ -243,6 +243,7 @@ def simulate(
     stopping: Callable[[], str] = lambda: "",
 ) -> InProcessGrid | ProcessGrid:
     """Return the grid of a simulated world: worker processes, or this one if one is enough."""
+    require_answers(config, federation, folder)
     world = World(
         config=config,
         plan=federation.plan,

@@ -113,7 +113,7 @@ def test_two_folders_that_would_be_one_region_are_refused(tmp_path: Path) -> Non
         table = [{"source": f"{folder} {i}", "target": "t", "land": land} for i in range(5)]
         (tmp_path / folder).mkdir(parents=True)
         write_jsonl(tmp_path / folder / "x.jsonl", table)
-    with pytest.raises(DataError, match=r"a-b/c and .*a/b-c would both be the region 'a-b-c'"):
+    with pytest.raises(DataError, match=r"a/b-c and .*a-b/c would both be the region 'a-b-c'"):
         load(DataConfig(tmp_path))
     assert load(DataConfig(tmp_path, columns="region=land")).regions == ("a-b_c", "a_b-c")
 
