@@ -11,6 +11,7 @@ from typing import TypeVar
 from flwr.app import ArrayRecord
 from flwr.serverapp import Grid
 
+import regionfed
 from regionfed.config import Config
 from regionfed.errors import ConfigurationError, RunStoppedError
 from regionfed.privacy.plan import TRAIN, PrivacyPlan, predicted_noise, region_epsilon
@@ -285,7 +286,7 @@ def _opening(config: Config, federation: Federation, resume: ServerState | None)
         f"noise multiplier {federation.plan.update.noise_multiplier:.3f}"
     )
     return (
-        f"RegionFed: {len(federation.regions)} regions, {devices} devices, "
+        f"RegionFed {regionfed.__version__}: {len(federation.regions)} regions, {devices} devices, "
         f"{federation.layout.size:,} parameters; {privacy}"
         + (f"; resumed after round {resume.round}" if resume else "")
     )

@@ -235,7 +235,7 @@ def test_make_run_runs_offline_and_leaves_nothing_behind(
 
 
 def test_a_run_that_fails_exits_as_failed(seen: dict[str, Any], tmp_path: Path) -> None:
-    """`flwr run` itself exits with 0."""
+    """F6: a clear exit status; `flwr run` itself exits with 0."""
     done = subprocess.run(
         [sys.executable, str(ROOT / "scripts" / "run.py"), f'run-dir="{tmp_path}" rounds=0'],
         cwd=tmp_path,
