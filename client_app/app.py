@@ -24,7 +24,7 @@ from client_app.gradients import clipped_sums, loss_differences
 from client_app.identity import Identity, identity_of, state_folder
 from client_app.local_steps import Steps, clipped_delta, mean_differences
 from client_app.secure_aggregation import secure_aggregation
-from client_app.task import TASKS, ScoreSums, Task, device_of, score_sums
+from client_app.task import ScoreSums, Task, device_of, score_sums, task_of
 from client_app.user import (
     MODEL,
     UserModel,
@@ -71,7 +71,7 @@ class Workbench:
 @lru_cache(maxsize=1)
 def workbench(config: Config) -> Workbench:
     """Return the process's workbench; weights are arguments, so sharing the module is safe."""
-    task = TASKS.load(config.task)(config)
+    task = task_of(config)
     return Workbench(config, task, Layout.of(task.module), dataset_of(config))
 
 

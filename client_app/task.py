@@ -8,10 +8,12 @@ from typing import Protocol, runtime_checkable
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from client_app.datasets.dataset import Example
 from client_app.isolation import isolated
 from regionfed.config import Config
+from regionfed.errors import ConfigurationError
 from regionfed.registry import Registry
 
 # A padded batch: tensors that share their first axis, the examples.
@@ -77,6 +79,27 @@ TASKS: Registry[TaskFactory] = Registry(
         "image": "client_app.tasks.image:make_task",
     },
 )
+
+
+def task_of(config: Config) -> Task:
+    """Make the task that a configuration names, its model without dropout and batch statistics.
+
+    Raises
+    ------
+    ConfigurationError
+        If a layer mixes the examples of a batch all the same, naming it.
+    """
+    task = TASKS.load(config.task)(config)
+    # Whatever mode it came in: a loss must be the same each time, and that of one example.
+    for name, layer in task.module.eval().named_modules():
+        if isinstance(layer, _BatchNorm) and layer.running_mean is None:
+            raise ConfigurationError(
+                f"task='{config.task}': its layer '{name}' ({type(layer).__name__}) mixes the "
+                f"examples of a batch, so that no example has a gradient of its own, and one "
+                f"alone has no statistics. Put GroupNorm or LayerNorm in its place, or set "
+                f"track_running_stats=True."
+            )
+    return task
 
 
 def device_of(task: Task) -> torch.device:

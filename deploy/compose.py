@@ -19,7 +19,8 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from deploy.keys import WORLD, service_name
+from deploy.keys import WORLD, service_name, service_names
+from regionfed.errors import ConfigurationError
 
 REGIONS = ("US", "UK", "IN", "AU", "MX", "JP", "DE", "BR")
 ALWAYS = 2  # regions without a profile
@@ -213,8 +214,7 @@ def compose(regions: Sequence[str], devices: int, always: int = ALWAYS) -> str:
     out += _link(WORLD, [f"/keys/{region}.pub" for region in regions], "")
     networks = [f"inner-{WORLD}", f"fleet-{WORLD}"]
     volumes = ["keys", "runs", f"superlink-{WORLD}"]
-    for number, region in enumerate(regions):
-        name = service_name(region)
+    for number, (region, name) in enumerate(service_names(regions).items()):
         profiles = f"\n    profiles: [{PROFILE}]" if number >= always else ""
         out += _link(region, [f"/keys/device-{i}.pub" for i in range(devices)], profiles)
         out += REGION.format(
@@ -280,7 +280,10 @@ def main() -> None:
     parser.add_argument("--devices", type=int, default=2)
     parser.add_argument("--always", type=int, default=ALWAYS, help="regions without a profile")
     given = parser.parse_args()
-    sys.stdout.write(compose(given.regions, given.devices, given.always))
+    try:
+        sys.stdout.write(compose(given.regions, given.devices, given.always))
+    except ConfigurationError as error:
+        parser.error(str(error))
 
 
 if __name__ == "__main__":

@@ -40,6 +40,8 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from regionfed.errors import ConfigurationError
+
 WORLD = "world"
 LOCAL = ("localhost", "127.0.0.1")
 SITE = """\
@@ -68,10 +70,15 @@ def make_deployment(
         Node keys per region.
     hosts : sequence of str
         Further names or addresses under which the SuperLinks are reached.
+
+    Raises
+    ------
+    ConfigurationError
+        If two parties would have one name.
     """
+    names = service_names(regions)
     _make_superlink(folder / WORLD, WORLD, regions, hosts)
-    for region in regions:
-        name = service_name(region)
+    for region, name in names.items():
         _make_superlink(folder / region, name, [f"device-{i}" for i in range(devices)], hosts)
         _make_bridge(folder / region, (f"coordinator-{name}", *LOCAL, *hosts))
         site = folder / region / "coordinator" / "site.toml"
@@ -84,6 +91,29 @@ def service_name(region: str) -> str:
     plain = unicodedata.normalize("NFKD", region).encode("ascii", "ignore").decode().lower()
     name = "".join(c if c.isalnum() else "-" for c in plain).strip("-")
     return name or hashlib.sha256(region.encode()).hexdigest()[:8]
+
+
+def service_names(regions: Sequence[str]) -> dict[str, str]:
+    """Return each region's name as part of a host name.
+
+    Raises
+    ------
+    ConfigurationError
+        If two regions, or a region and the world, would have one: they would share hosts and
+        volumes.
+    """
+    known = {WORLD: "the world"}
+    names = {}
+    for region in regions:
+        name = service_name(region)
+        if name in known:
+            raise ConfigurationError(
+                f"{known[name]} and region '{region}' would both be '{name}' among hosts: rename "
+                f"the region."
+            )
+        known[name] = f"region '{region}'"
+        names[region] = name
+    return names
 
 
 def _make_superlink(folder: Path, name: str, nodes: Sequence[str], hosts: Sequence[str]) -> None:
@@ -238,7 +268,10 @@ def main() -> None:
     parser.add_argument("--devices", type=int, default=2, help="node keys per region")
     parser.add_argument("--host", nargs="*", default=[], help="further names of the SuperLinks")
     given = parser.parse_args()
-    make_deployment(given.folder, given.regions, given.devices, given.host)
+    try:
+        make_deployment(given.folder, given.regions, given.devices, given.host)
+    except ConfigurationError as error:
+        parser.error(str(error))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 Nothing of a device is kept past the sum: not its records, not its identity.
 """
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -15,6 +16,8 @@ from regionfed.contract import decode, encode, message_type
 from regionfed.errors import ContractError, RunError
 from regionfed.flower import own_copy, reason_of
 
+log = logging.getLogger(__name__)
+
 R = TypeVar("R")
 
 # Called with the reason for each reply that was refused or never came.
@@ -24,12 +27,15 @@ Quarantine = Callable[[str], None]
 def await_nodes(grid: Grid, expected: int, timeout: float, who: str) -> list[int]:
     """Wait until `expected` nodes have joined and return their ids, sorted.
 
+    Who watches is told of each change meanwhile.
+
     Raises
     ------
     RunError
         After `timeout` seconds, saying how many are there and how many are missing.
     """
     deadline = time.monotonic() + timeout
+    told = -1
     while True:
         nodes = sorted(grid.get_node_ids())
         if len(nodes) >= expected:
@@ -40,6 +46,9 @@ def await_nodes(grid: Grid, expected: int, timeout: float, who: str) -> list[int
                 f"{timeout:g} s; {expected - len(nodes)} are missing. Start them, or declare "
                 f"fewer (regions, clients-per-region)."
             )
+        if len(nodes) != told:
+            told = len(nodes)
+            log.warning("%s: waiting: %d of %d declared nodes have joined", who, told, expected)
         time.sleep(0.2)
 
 

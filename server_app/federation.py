@@ -7,7 +7,7 @@ import torch
 
 from client_app.datasets.dataset import FederatedDataset, labels_of
 from client_app.datasets.load import dataset_of
-from client_app.task import TASKS
+from client_app.task import task_of
 from regionfed.config import Config
 from regionfed.errors import ConfigurationError
 from regionfed.personaliser import PERSONALISERS
@@ -46,7 +46,7 @@ def prepare(config: Config) -> Federation:
         raise ConfigurationError(
             f"the dataset has {len(names)} regions, min-regions asks for {config.min_regions}."
         )
-    module = TASKS.load(config.task)(config).module
+    module = task_of(config).module
     layout = Layout.of(module)
     return Federation(
         regions={i + 1: name for i, name in enumerate(names)},

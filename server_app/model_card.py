@@ -32,8 +32,16 @@ def card_facts(result: RunResult, model: RegionModel) -> dict[str, Any]:
     }
 
 
-def model_card(facts: Json, usage: str) -> str:
-    """Return the page as Markdown, with the front matter that Hugging Face reads."""
+def model_card(facts: Json, usages: Mapping[str, str]) -> str:
+    """Return the page as Markdown, with the front matter that Hugging Face reads.
+
+    Parameters
+    ----------
+    facts : Mapping
+        From `card_facts`.
+    usages : Mapping of str to str
+        Each task's code that loads the folder and answers a query.
+    """
     region = facts["region"]
     whole = region == GLOBAL
     config = Config.from_run_config(facts["config"])
@@ -49,14 +57,17 @@ def model_card(facts: Json, usage: str) -> str:
         noised = " (its size as released, with noise)" if config.privacy_mode != "none" else ""
         examples = f"; this region has {facts['examples']:,} examples{noised}"
     hub = _HUB.get(config.task, Hub())
+    shown = dict(list(usages.items())[:1]) if hub.alike else usages
     parts = [
         _FRONT.format(pipeline=hub.pipeline),
         f"# RegionFed: {title}",
         f"{formula}{weights}, after {facts['rounds']} rounds of run `{facts['run']}` "
         f"({facts['status'] or 'unfinished'}).",
         "## How to load it",
-        f"This folder is all that it takes, with `folder` its path:\n\n```python\n{usage}\n```",
-        hub.asked,
+        "This folder is all that it takes, with `folder` its path"
+        + (", for each task:" if len(shown) > 1 else ":"),
+        *_code(shown),
+        hub.asked.format(tasks=", ".join(f"`{task}`" for task in usages)),
         "## Privacy",
         *_privacy(facts["privacy"] or {}),
         "## Data",
@@ -75,16 +86,20 @@ def model_card(facts: Json, usage: str) -> str:
 class Hub:
     """What a page says of a task: its line for Hugging Face, and how a query is put.
 
-    Of a task of one's own it says neither.
+    Of a task of one's own it says neither. Where all tasks are `alike` but for their names, the
+    code of one will do.
     """
 
     pipeline: str = ""
     asked: str = ""
+    alike: bool = False
 
 
 _HUB = {
     "text-to-text": Hub(
-        "\npipeline_tag: text2text-generation", "A query is asked as `task: query`."
+        "\npipeline_tag: text2text-generation",
+        "A query is asked as `task: query`; the tasks are {tasks}.",
+        alike=True,
     ),
     "labels": Hub(
         "\npipeline_tag: token-classification",
@@ -106,6 +121,14 @@ def _scores(summary: Json, record: Json, model: RegionModel) -> dict[str, Any]:
     if model.name != GLOBAL:
         return {key: record.get(key) for key in (GLOBAL, "personalised")}
     return {GLOBAL: summary.get(GLOBAL)}
+
+
+def _code(usages: Mapping[str, str]) -> Sequence[str]:
+    """Return each task's code, under its name if there are several."""
+    blocks = {task: f"```python\n{usage}\n```" for task, usage in usages.items()}
+    if len(blocks) == 1:
+        return list(blocks.values())
+    return [f"### {task}\n\n{block}" for task, block in blocks.items()]
 
 
 def _privacy(privacy: Json) -> Sequence[str]:

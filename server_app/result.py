@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from client_app.datasets.load import dataset_of
-from client_app.task import TASKS, Task
+from client_app.task import Task, task_of
 from region_app.state import RegionState, StateFolder
 from regionfed.config import Config
 from regionfed.errors import ConfigurationError, RunError
@@ -141,7 +141,7 @@ class RunResult:
         RunError
             If the model that the run names has another shape now.
         """
-        task = TASKS.load(self.config.task)(replace(self.config, device="cpu"))
+        task = task_of(replace(self.config, device="cpu"))
         layout = Layout.of(task.module)
         if layout.size != self.theta.numel():
             raise RunError(

@@ -11,6 +11,7 @@ from typing import TypeVar
 from flwr.app import ArrayRecord
 from flwr.serverapp import Grid
 
+import regionfed
 from regionfed.config import Config
 from regionfed.errors import ConfigurationError, RunStoppedError
 from regionfed.privacy.plan import TRAIN, PrivacyPlan, predicted_noise, region_epsilon
@@ -27,7 +28,7 @@ from server_app.process_grid import ProcessGrid
 from server_app.progress import Progress
 from server_app.report import write_report
 from server_app.run_folder import RunFolder, append_jsonl, read_rounds, write_json_atomic
-from server_app.simulation import World
+from server_app.simulation import World, require_answers
 from server_app.summary import record_of, summarise
 from strategies.optimisers import OPTIMISERS
 from strategies.regionfed import Observer, RegionFed, ServerState
@@ -243,6 +244,7 @@ def simulate(
     stopping: Callable[[], str] = lambda: "",
 ) -> InProcessGrid | ProcessGrid:
     """Return the grid of a simulated world: worker processes, or this one if one is enough."""
+    require_answers(config, federation, folder)
     world = World(
         config=config,
         plan=federation.plan,
@@ -284,7 +286,7 @@ def _opening(config: Config, federation: Federation, resume: ServerState | None)
         f"noise multiplier {federation.plan.update.noise_multiplier:.3f}"
     )
     return (
-        f"RegionFed: {len(federation.regions)} regions, {devices} devices, "
+        f"RegionFed {regionfed.__version__}: {len(federation.regions)} regions, {devices} devices, "
         f"{federation.layout.size:,} parameters; {privacy}"
         + (f"; resumed after round {resume.round}" if resume else "")
     )

@@ -14,12 +14,15 @@ import torch
 from flwr.app import Context, RecordDict
 from flwr.clientapp import ClientApp
 
+from client_app.conformance import Candidate, Failed
 from region_app.coordinator import Coordinator
 from region_app.uplink import make_uplink
 from regionfed.config import Config
-from regionfed.errors import ConfigurationError
+from regionfed.contract import message_type
+from regionfed.errors import ConfigurationError, ContractError
 from regionfed.personaliser import PERSONALISERS
 from regionfed.privacy.plan import PrivacyPlan
+from server_app.federation import Federation
 from server_app.in_process_grid import InProcessGrid, Node
 
 
@@ -85,6 +88,40 @@ class World:
             state=RecordDict(),
             run_config=dict(self.config.to_run_config()),
         )
+
+
+def require_answers(config: Config, federation: Federation, folder: Path) -> None:
+    """Refuse a ClientApp of one's own that has no answer where devices answer as one.
+
+    A region may not tell that its devices failed, for who was drawn is a secret: it would release
+    noise and nothing else, round after round. So a device without any example is asked before the
+    first: what it answers tells of the app alone.
+
+    Raises
+    ------
+    ConfigurationError
+        Naming the app and what it said.
+    """
+    if not federation.plan.unit.as_one or config.client_app == Config().client_app:
+        return
+    device = Candidate(
+        app=load_client_app(config.client_app),
+        config=config,
+        layout=federation.layout,
+        point=federation.theta,
+        tasks=federation.tasks,
+        region=next(iter(federation.devices)),
+        index=0,
+        folder=folder / "devices" / "nobody",
+    ).with_examples(0)
+    try:
+        device.update()
+    except (Failed, ContractError) as error:
+        raise ConfigurationError(
+            f"client-app='{config.client_app}' does not answer what unit='{config.unit}' asks "
+            f"devices for, {message_type(device.update_request())}: {error} Mend it (`regionfed "
+            f"check` says more), or choose another unit."
+        ) from error
 
 
 def load_client_app(reference: str) -> ClientApp:

@@ -17,7 +17,7 @@ from regionfed.errors import ConfigurationError, ContractError, RunError
 from regionfed.flower import reason_of
 from server_app.federation import Federation
 from server_app.polling_grid import PollingGrid, pause
-from server_app.run import Connect, Regions, execute
+from server_app.run import Connect, Regions, Say, execute
 from server_app.stopping import StopWatch
 
 app = ServerApp()
@@ -39,7 +39,7 @@ def main(grid: Grid, context: Context) -> None:
         execute(config, connect=deployed(grid, watch.reason), stopping=watch.reason)
 
 
-def deployed(grid: Grid, stopping: Callable[[], str]) -> Connect:
+def deployed(grid: Grid, stopping: Callable[[], str], say: Say = print) -> Connect:
     """Return what connects a run with the regions behind a SuperLink."""
     polling = PollingGrid(grid, stopping)
 
@@ -47,13 +47,13 @@ def deployed(grid: Grid, stopping: Callable[[], str]) -> Connect:
     def connect(config: Config, federation: Federation, folder: Path) -> Iterator[Regions]:
         del folder  # regions keep theirs themselves
         names = list(federation.regions.values())
-        yield polling, find_regions(polling, names, config.join_timeout, stopping)
+        yield polling, find_regions(polling, names, config.join_timeout, stopping, say)
 
     return connect
 
 
 def find_regions(
-    grid: PollingGrid, names: Sequence[str], timeout: float, stopping: Callable[[], str]
+    grid: PollingGrid, names: Sequence[str], timeout: float, stopping: Callable[[], str], say: Say
 ) -> dict[int, str]:
     """Ask each node which region it is, until all that are declared have joined.
 
@@ -66,6 +66,7 @@ def find_regions(
     deadline = time.monotonic() + timeout
     found: dict[int, str] = {}
     said: dict[int, str] = {}
+    told: list[str] = []
     while True:
         new = [node for node in grid.get_node_ids() if node not in found]
         for node, answer in _introductions(grid, new):
@@ -84,6 +85,10 @@ def find_regions(
                 f"{timeout:g} s: {', '.join(missing)}. Start their uplinks and coordinators, or "
                 f"declare fewer (regions).{heard}"
             )
+        if missing != told:
+            told = missing
+            there = len(names) - len(missing)
+            say(f"{there} of {len(names)} regions have joined; waiting for {', '.join(missing)}")
         again = time.monotonic() + AGAIN_SECONDS
         while time.monotonic() < again:
             pause(stopping)

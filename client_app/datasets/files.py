@@ -80,7 +80,8 @@ def load(config: DataConfig) -> SharedDataset:
     files = files_of(config.path)
     columns = column_map(config.columns)
     spaces = read_spaces(config.path)
-    records = [r for file in files for r in _records(file, config.path, columns, spaces)]
+    folders: dict[str, Path] = {}
+    records = [r for file in files for r in _records(file, config.path, columns, spaces, folders)]
     if not records:
         raise DataError(f"{config.path} holds no example: expected a line for each.")
     tasks = tuple(dict.fromkeys([*spaces, *(record.example.task for record in records)]))
@@ -145,10 +146,15 @@ def read_spaces(path: Path) -> dict[str, Space]:
 
 
 def _records(
-    file: Path, root: Path, columns: Mapping[str, str], spaces: Mapping[str, Space]
+    file: Path,
+    root: Path,
+    columns: Mapping[str, str],
+    spaces: Mapping[str, Space],
+    folders: dict[str, Path],
 ) -> list[Record]:
-    """Return the records of a file."""
-    below = file.relative_to(root).parts[:-1] if root.is_dir() else ()
+    """Return the records of a file; `folders` are those that gave a region its name so far."""
+    # Joined so that a name is one folder, wherever it becomes one.
+    below = "-".join(file.relative_to(root).parts[:-1]) if root.is_dir() else ""
     of_file = name_of(file) if root.is_dir() else None
     out = []
     for number, row in rows_of(file):
@@ -176,8 +182,12 @@ def _records(
             if wrong := spaces[task].check(source, target):
                 raise DataError(f"{where}: task '{task}': {wrong}.")
         example = Example(task, source, target, group or query_group(task, source, target))
-        # Joined so that a name is one folder, wherever it becomes one.
-        out.append(Record(example, where, region or "-".join(below) or None, client or of_file))
+        if not region and (other := folders.setdefault(below, file.parent)) != file.parent:
+            raise DataError(
+                f"{other} and {file.parent} would both be the region '{below}': rename one, or "
+                f"name the regions in a column."
+            )
+        out.append(Record(example, where, region or below or None, client or of_file))
     return out
 
 

@@ -2,6 +2,7 @@
 
 import os
 import unicodedata
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path, PureWindowsPath
 
@@ -24,7 +25,7 @@ def dataset_of(config: Config) -> FederatedDataset:
     Raises
     ------
     DataError
-        If it cannot be read, or the name of a region could not be that of a folder.
+        If it cannot be read, or a region could not have a folder of its name, or not one alone.
     """
     path = config.data_path or os.environ.get(FOLDER, "")
     dataset = DATASETS.load(config.dataset)(
@@ -38,9 +39,31 @@ def dataset_of(config: Config) -> FederatedDataset:
             columns=config.columns,
         )
     )
-    for region in dataset.regions:
-        check_region(region)
+    check_regions(dataset.regions)
     return ValidationDataset(dataset) if config.held_out == "validation" else dataset
+
+
+def check_regions(names: Sequence[str]) -> None:
+    """Refuse names of regions that are no folders, or of which two are one folder somewhere.
+
+    Two regions in one folder would charge one ledger and go on from one state.
+
+    Raises
+    ------
+    DataError
+        Naming the region, or both.
+    """
+    folders: dict[str, str] = {}
+    for name in names:
+        check_region(name)
+        # Some systems fold case, or write an accent apart from its letter.
+        folder = unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
+        if folder in folders:
+            raise DataError(
+                f"the regions {folders[folder]!r} and {name!r} would share a folder on some "
+                f"systems: rename one where the data names it, or give both the same name."
+            )
+        folders[folder] = name
 
 
 def check_region(name: str) -> None:

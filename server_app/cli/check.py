@@ -13,7 +13,7 @@ from flwr.common.config import parse_config_args
 from client_app.conformance import Candidate, Finding, findings
 from client_app.datasets.dataset import labels_of
 from client_app.datasets.load import dataset_of
-from client_app.task import TASKS
+from client_app.task import task_of
 from regionfed.config import Config
 from regionfed.errors import ConfigurationError
 from regionfed.vector import Layout
@@ -81,7 +81,7 @@ def candidate_of(
         config, noise_seed=max(config.noise_seed, 0), device="cpu", secure_aggregation="off"
     )
     dataset = dataset_of(config)
-    module = TASKS.load(config.task)(config).module
+    module = task_of(config).module
     layout = Layout.of(module)
     return Candidate(
         app=load_client_app(reference),

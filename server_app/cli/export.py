@@ -53,7 +53,8 @@ def write_folder(result: RunResult, model: RegionModel, out: Path) -> None:
         folder = Path(made)
         task.save(layout.tensors(model.point), folder)
         write_json_atomic(folder / FACTS, facts)
-        write_text_atomic(folder / CARD, model_card(facts, task.usage(result.tasks[0])))
+        usages = {name: task.usage(name) for name in result.tasks}
+        write_text_atomic(folder / CARD, model_card(facts, usages))
         out.mkdir(exist_ok=True)
         for file in folder.iterdir():
             file.replace(out / file.name)

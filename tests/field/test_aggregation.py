@@ -363,7 +363,7 @@ def joining_region(folder: Path, scripts: list[Script], clock: Clock, every: flo
 
 
 def test_a8_no_round_starts_before_the_declared_population_is_there(
-    tmp_path: Path, clock: Clock
+    tmp_path: Path, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A8.
 
@@ -375,6 +375,9 @@ def test_a8_no_round_starts_before_the_declared_population_is_there(
     coordinator = joining_region(tmp_path, scripts, clock, every=10.0)
     coordinator.train(train_request(THETA))
     assert 30.0 <= clock.now < 60.0
+    assert caplog.messages == [
+        f"region North: waiting: {n} of 4 declared nodes have joined" for n in (1, 2, 3)
+    ]
     for script in scripts:
         assert sum(isinstance(r, GradientRequest) for r in script.asked) == 1
     events = [json.loads(line) for line in (tmp_path / "ledger.jsonl").read_text().splitlines()]

@@ -1,6 +1,7 @@
-"""Field cases F7 to F10: the same seed gives the same result, nothing is lost, settings exist."""
+"""Field cases F2 and F7 to F10: one seed has one result, nothing is lost, settings exist."""
 
 import difflib
+import json
 import tomllib
 from contextlib import closing
 from dataclasses import fields
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+import regionfed
 from client_app.app import workbench
 from regionfed.config import Config, key_of
 from regionfed.errors import ConfigurationError
@@ -55,6 +57,22 @@ def run_of(config: Config, folder: Path, *, run_id: int = 1) -> Run:
 def bytes_of(run: Run) -> list[bytes]:
     """Return theta after each round."""
     return [state.theta.numpy().tobytes() for state in run.states]
+
+
+# ----------------------------------------------------------------------------------------- F2
+def test_f2_a_run_says_which_version_was_imported(
+    t5_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """F2.
+
+    A run may `uv sync` the app's dependencies and shadow the installed package. -> the imported
+    version is logged, first of all. (That it is switched off: tests/integration/test_compose.py.)
+    """
+    monkeypatch.setattr(regionfed, "__version__", "9.9.9")
+    execute(config_of(t5_folder, rounds=1, run_dir=str(tmp_path)), report=False)
+    assert capsys.readouterr().out.startswith("RegionFed 9.9.9: 2 regions")
+    summary = json.loads((tmp_path / "latest" / "summary.json").read_text("utf-8"))
+    assert summary["versions"]["regionfed"] == "9.9.9"
 
 
 # ----------------------------------------------------------------------------------------- F7

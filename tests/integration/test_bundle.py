@@ -108,11 +108,11 @@ def python(program: str, *arguments: str, folder: Path, **environment: str) -> s
 
 
 # ------------------------------------------------------------------------------ what is in it
-def test_it_is_far_below_the_limit(fab: bytes) -> None:
+def test_f3_it_is_far_below_the_limit(fab: bytes) -> None:
     assert len(fab) < FAB_MAX_SIZE / 100
 
 
-def test_it_holds_a_description_and_no_code(fab: bytes) -> None:
+def test_f3_it_holds_a_description_and_no_code(fab: bytes) -> None:
     names = set(zipfile.ZipFile(BytesIO(fab)).namelist())
     assert names == {"pyproject.toml", "README.md", ".info/CONTENT"}
 
@@ -143,14 +143,14 @@ def test_they_are_the_installed_ones(seen: dict[str, Any], unpacked: Path) -> No
         assert not Path(home).is_relative_to(unpacked)
 
 
-def test_the_shipped_model_is_found(seen: dict[str, Any]) -> None:
+def test_f3_the_shipped_model_is_found(seen: dict[str, Any]) -> None:
     assert SHIPPED == "retail-t5"
     folder = Path(seen["model"])
     assert {path.name for path in folder.iterdir()} >= {"config.json", "model.safetensors"}
     assert (folder / "model.safetensors").stat().st_size > 100_000
 
 
-def test_the_report_s_template_and_the_types_are_found(seen: dict[str, Any]) -> None:
+def test_f3_the_report_s_template_and_the_types_are_found(seen: dict[str, Any]) -> None:
     assert seen["page"] > 1000
     assert seen["typed"]
 
@@ -235,7 +235,7 @@ def test_make_run_runs_offline_and_leaves_nothing_behind(
 
 
 def test_a_run_that_fails_exits_as_failed(seen: dict[str, Any], tmp_path: Path) -> None:
-    """`flwr run` itself exits with 0."""
+    """F6: a clear exit status; `flwr run` itself exits with 0."""
     done = subprocess.run(
         [sys.executable, str(ROOT / "scripts" / "run.py"), f'run-dir="{tmp_path}" rounds=0'],
         cwd=tmp_path,

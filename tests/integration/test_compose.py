@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -207,6 +208,28 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
     command = [sys.executable, "-m", "deploy.keys", str(folder), "--regions", "US", "Île de France"]
     subprocess.run([*command, "--devices", "2"], cwd=ROOT, check=True)
     return folder
+
+
+@pytest.mark.parametrize("module", ["deploy.keys", "deploy.compose"])
+@pytest.mark.parametrize(
+    ("regions", "said"),
+    [
+        (["US", "a-b c", "a b-c"], "region 'a-b c' and region 'a b-c' would both be 'a-b-c'"),
+        (["Île", "ile"], "region 'Île' and region 'ile' would both be 'ile'"),
+        (["US", "World"], "the world and region 'World' would both be 'world'"),
+    ],
+)
+def test_two_regions_of_one_host_name_are_refused(
+    module: str, regions: list[str], said: str, tmp_path: Path, capsys: Any, monkeypatch: Any
+) -> None:
+    """They would share hosts, volumes and keys; nothing is written."""
+    where = [str(tmp_path)] if module == "deploy.keys" else []
+    monkeypatch.setattr(sys, "argv", [module, *where, "--regions", *regions])
+    with pytest.raises(SystemExit):
+        import_module(module).main()
+    printed = capsys.readouterr()
+    assert said in printed.err and not printed.out
+    assert not list(tmp_path.iterdir())
 
 
 def private_files(folder: Path) -> Iterator[Path]:

@@ -422,17 +422,18 @@ def test_a_device_that_sends_nonsense_costs_itself(what: str, tmp_path: Path) ->
 
 
 # --------------------------------------------------------------------------- who may ask
-def test_a9_a_missing_region_is_named(tmp_path: Path) -> None:
+def test_a9_a_missing_region_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A9.
 
-    Fewer nodes than the minimum: waiting without bound. -> bounded wait, then an error that names
-    who is missing.
+    Fewer nodes than the minimum: waiting without bound. -> bounded wait with progress, then an
+    error that names who is missing.
     """
     config = config_of(tmp_path, join_timeout=0.5)
     with regions_of(tmp_path, config) as regions:
         del regions["UK"]
         with pytest.raises(RunError, match=r"1 of 2 declared regions .*: UK\."):
             run_world(regions, config)
+    assert "1 of 2 regions have joined; waiting for UK\n" in capsys.readouterr().out
 
 
 def test_a8_a_region_whose_devices_have_not_joined_is_waited_for(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """docs/plugging_in.md as a reader uses it: its code is run, and `regionfed new` is used."""
 
+import json
 import re
 import subprocess
 import sys
@@ -82,6 +83,35 @@ def test_the_plain_client_app_refuses_what_it_has_no_bound_for(
     made = candidate_of("my_app.plain:app", settings(project), None, 0, tmp_path)
     with pytest.raises(Failed, match="meta-order=1"):
         made.update(inner_step=0.1)
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        (BLOCKS["my_app/plain.py"], "this app answers for unit='example'"),
+        ("from flwr.clientapp import ClientApp\n\napp = ClientApp()\n", "delta"),
+    ],
+    ids=["it refuses", "it has no such answer"],
+)
+def test_an_app_that_cannot_answer_as_one_is_refused_before_the_first_round(
+    project: Path, code: str, said: str
+) -> None:
+    """Its region may not tell that all devices failed, and would release noise alone (D5)."""
+    (project / "my_app" / "wrong.py").write_text(code, encoding="utf-8")
+    config = settings(project, unit="client", user_steps=0, client_app="my_app.wrong:app")
+    with pytest.raises(ConfigurationError, match=rf"my_app.wrong:app.*train\.delta.*{said}"):
+        execute(config, report=False)
+    summary = json.loads((Path(config.run_dir) / "latest" / "summary.json").read_text("utf-8"))
+    assert summary["status"] == "failed" and said in summary["reason"]
+    assert not list(Path(config.run_dir).glob("*/regions/*/ledger.jsonl"))
+
+
+def test_an_app_that_answers_as_one_runs(project: Path) -> None:
+    """(c): ours behind a mod is asked beforehand, and goes on."""
+    config = settings(project, unit="client", user_steps=0, rounds=1, rho_every=0)
+    summary = execute(config, report=False)
+    assert config.client_app == "my_app.client:app"
+    assert summary.status == "finished" and not summary.failures
 
 
 def test_both_client_apps_train_to_the_same_model(project: Path) -> None:

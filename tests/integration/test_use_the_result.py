@@ -87,7 +87,7 @@ def elsewhere(code: str, folder: Path, *arguments: str) -> str:
 def test_an_exported_model_gives_the_same_logits_without_this_package(
     run: Path, task: TextToText, tmp_path: Path, region: str | None
 ) -> None:
-    """AutoModelForSeq2SeqLM in another process, against the weights as they are federated."""
+    """M3: AutoModelForSeq2SeqLM in another process, against the weights that are federated."""
     out = tmp_path / "out"
     chosen = ["--region", region] if region else []
     assert main(["export", "--run", str(run), *chosen, "--out", str(out)]) == 0

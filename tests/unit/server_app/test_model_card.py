@@ -7,6 +7,8 @@ import pytest
 from regionfed.config import Config
 from server_app.model_card import model_card
 
+USAGES = {"intent": "load(folder)", "spelling": "load_and_spell(folder)"}
+
 
 def facts(**changes: Any) -> dict[str, Any]:
     """Return the facts of a region's model after a finished run."""
@@ -31,7 +33,7 @@ def facts(**changes: Any) -> dict[str, Any]:
 
 def test_a_region_s_page_has_all_of_it() -> None:
     """Formula with its numbers, code, privacy, data, scores and versions."""
-    page = model_card(facts(), "load(folder)")
+    page = model_card(facts(), USAGES)
     for said in (
         "region UK",
         "`theta + alpha_r * theta_r` with alpha_r = 0.75 and rho = 1.25, after 25 rounds",
@@ -50,23 +52,39 @@ def test_a_region_s_page_has_all_of_it() -> None:
 @pytest.mark.parametrize(
     ("task", "line", "asked"),
     [
-        ("text-to-text", "pipeline_tag: text2text-generation\n", "asked as `task: query`"),
+        (
+            "text-to-text",
+            "pipeline_tag: text2text-generation\n",
+            "asked as `task: query`; the tasks are `intent`, `spelling`.",
+        ),
         ("labels", "pipeline_tag: token-classification\n", "begin with its name"),
     ],
 )
 def test_a_page_says_what_its_task_does(task: str, line: str, asked: str) -> None:
     """Hugging Face shows a model by that; of a task of one's own nothing is known."""
-    page = model_card(facts(settings={"task": task}), "")
+    page = model_card(facts(settings={"task": task}), USAGES)
     assert line in page.split("---")[1] and asked in page
-    own = model_card(facts(settings={"task": "my_app.task:make_task"}), "")
+    own = model_card(facts(settings={"task": "my_app.task:make_task"}), USAGES)
     assert own.startswith("---\nlibrary_name: transformers\ntags:\n") and asked not in own
+
+
+@pytest.mark.parametrize("task", ["labels", "my_app.task:make_task"])
+def test_a_page_has_the_code_of_each_task_where_they_differ(task: str) -> None:
+    """A head's labels are read differently by each; a text is only asked by another name."""
+    page = model_card(facts(settings={"task": task}), USAGES)
+    assert "with `folder` its path, for each task:" in page
+    for name, usage in USAGES.items():
+        assert f"### {name}\n\n```python\n{usage}\n```" in page
+    one = model_card(facts(settings={"task": task}), {"digit": "load(folder)"})
+    assert one.count("```python") == 1 and "###" not in one
+    assert model_card(facts(), USAGES).count("```python") == 1
 
 
 def test_the_global_page_speaks_of_all_regions() -> None:
     """No alpha, no region's table."""
     scores = {"global": {"mean": 0.55, "rrs": 0.5, "worst": "MX"}}
     page = model_card(
-        facts(region="global", alpha=None, rho=None, examples=None, scores=scores), ""
+        facts(region="global", alpha=None, rho=None, examples=None, scores=scores), USAGES
     )
     assert "Mean over regions 55.0 %, worst region 50.0 % (MX)" in page
     assert "alpha" not in page and "| task |" not in page
@@ -82,7 +100,7 @@ def test_the_global_page_speaks_of_all_regions() -> None:
 )
 def test_what_weakens_the_privacy_is_said_before_it(privacy: dict[str, Any], said: str) -> None:
     """As everywhere else; the statement itself stays word by word."""
-    page = model_card(facts(privacy=privacy), "")
+    page = model_card(facts(privacy=privacy), USAGES)
     assert said in page
     assert page.find(said) < page.find("S.\n") or not privacy
 
@@ -97,7 +115,7 @@ def test_without_privacy_and_evaluation_nothing_is_made_up() -> None:
             scores={"global": None, "personalised": None},
             evaluation={"release": "off", "statement": "No score left a region."},
         ),
-        "",
+        USAGES,
     )
     assert "Privacy was switched off." in page and "with noise" not in page
     assert "It was not evaluated." in page and "No score left a region." in page

@@ -8,7 +8,7 @@ import pytest
 
 from client_app.datasets.dataset import DataConfig, FederatedDataset
 from client_app.datasets.files import column_map, load
-from client_app.datasets.load import check_region, dataset_of
+from client_app.datasets.load import check_region, check_regions, dataset_of
 from client_app.datasets.spaces import Space, spaces_of
 from regionfed.errors import DataError
 from tests.conftest import tiny_config
@@ -104,6 +104,26 @@ def test_names_of_folders_and_files_are_taken_whole(tmp_path: Path) -> None:
     (tmp_path / "EU" / "north" / "bob.j.jsonl.gz").write_bytes(packed)
     data = load(DataConfig(tmp_path))
     assert data.regions == ("EU-north",) and data.clients("EU-north") == 3
+
+
+def test_two_folders_that_would_be_one_region_are_refused(tmp_path: Path) -> None:
+    """By both names; a column that names the regions settles it."""
+    for folder in ("a-b/c", "a/b-c"):
+        land = folder.replace("/", "_")
+        table = [{"source": f"{folder} {i}", "target": "t", "land": land} for i in range(5)]
+        (tmp_path / folder).mkdir(parents=True)
+        write_jsonl(tmp_path / folder / "x.jsonl", table)
+    with pytest.raises(DataError, match=r"a/b-c and .*a-b/c would both be the region 'a-b-c'"):
+        load(DataConfig(tmp_path))
+    assert load(DataConfig(tmp_path, columns="region=land")).regions == ("a-b_c", "a_b-c")
+
+
+@pytest.mark.parametrize("pair", [("UK", "uk"), ("Straße", "STRASSE"), ("é", "e\u0301")])
+def test_two_regions_that_would_share_a_folder_are_refused(pair: tuple[str, str]) -> None:
+    """Where a system folds case or writes accents apart, they would share one ledger."""
+    with pytest.raises(DataError, match=r"the regions .* would share a folder"):
+        check_regions(("US", *pair))
+    check_regions(("US", "UK", "São Paulo", "Sao Paulo"))
 
 
 def test_numbers_that_differ_are_different_clients(tmp_path: Path) -> None:
