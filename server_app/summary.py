@@ -89,23 +89,29 @@ def versions() -> dict[str, str]:
 
 
 def record_of(row: Mapping[str, Any]) -> RoundRecord:
-    """Read a round back from a line of ``metrics.jsonl``, as a resumed run does."""
+    """Read a round back from a line of ``metrics.jsonl``."""
     regions = {
         name: RegionRecord(**{_field(k): v for k, v in region.items()})
         for name, region in row["regions"].items()
     }
     failures = [Failure(**failure) for failure in row["failures"]]
-    # The scores over regions are not needed again: the regions' own are.
     return RoundRecord(
         round=row["round"],
         rounds=row["rounds"],
         answered=row["answered"],
         failures=failures,
         loss=row["loss"],
+        global_=_score(row["global"]),
+        personalised=_score(row["personalised"]),
+        user=_score(row.get("user")),
         regions=regions,
         epsilon=row["epsilon"],
         seconds=row["seconds"],
     )
+
+
+def _score(values: Mapping[str, Any] | None) -> Score | None:
+    return None if values is None else Score(**values)
 
 
 def _field(key: str) -> str:
