@@ -2,7 +2,6 @@
 
 import json
 import logging
-from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -41,18 +40,6 @@ def raised(error: Exception) -> Exception:
         raise error
     except Exception as caught:
         return caught
-
-
-@pytest.fixture
-def bare() -> Iterator[None]:
-    """Logging as Python starts with it, and as the tests had it afterwards."""
-    root = logging.getLogger()
-    packages = [logging.getLogger(name) for name in ("region_app", "server_app", "client_app")]
-    before = root.handlers[:], [logger.level for logger in packages]
-    yield
-    root.handlers[:] = before[0]
-    for logger, level in zip(packages, before[1], strict=True):
-        logger.setLevel(level)
 
 
 def test_json_tells_when_who_and_of_what() -> None:
@@ -100,7 +87,6 @@ def test_json_tells_the_text_of_an_error_that_is_written_for_others() -> None:
     assert told["text"] == "2 of 3 joined"
 
 
-@pytest.mark.usefixtures("bare")
 def test_unless_it_is_asked_for_nothing_changes() -> None:
     before = logging.getLogger().handlers[:]
     assert configure(environment={}) == ""
@@ -108,7 +94,6 @@ def test_unless_it_is_asked_for_nothing_changes() -> None:
     assert logging.getLogger("region_app").level == logging.NOTSET
 
 
-@pytest.mark.usefixtures("bare")
 def test_lines_go_to_standard_error_and_to_a_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -127,7 +112,6 @@ def test_lines_go_to_standard_error_and_to_a_file(
     assert capsys.readouterr().err.splitlines()[-1] == lines[-1]
 
 
-@pytest.mark.usefixtures("bare")
 def test_the_environment_goes_before_the_default(capsys: pytest.CaptureFixture[str]) -> None:
     """In text Flower speaks for itself: it would say it twice."""
     assert configure(TEXT, environment={}) == TEXT
