@@ -168,26 +168,34 @@ def _privacy(config: Config, federation: Federation, rounds: int, spent: float) 
             )
             + "."
         )
-    sampling = unit.sampling_words(plan.update.rate)
     return PrivacySummary(
         mode=config.privacy_mode,
         epsilon=spent,
         delta=config.delta,
         unit=unit.protects,
-        sampling=sampling,
+        sampling=unit.sampling_words(config.sampling_rate),
         neighbouring=unit.neighbouring,
         accountant=ACCOUNTANT,
         noise_multiplier=plan.update.noise_multiplier,
         clip_norm=config.clip_norm,
         events=_events(config, plan, rounds),
         statement=(
-            f"({_up(spent)}, {config.delta:g})-DP for {unit.whom} against "
-            f"{_adversary(config)}; {unit.neighbouring}; {sampling}; accountant {ACCOUNTANT}."
-            f"{whole}{_distributed(config, federation)}{_panel_exception(config, plan)}"
+            f"{guarantee(config, spent)}{whole}{_distributed(config, federation)}"
+            f"{_panel_exception(config, plan)}"
         ),
         target_epsilon=plan.budgets[TRAIN],
         noise_seeded=config.noise_seed >= 0,
         units=units,
+    )
+
+
+def guarantee(config: Config, spent: float) -> str:
+    """Say what an epsilon promises to whom, with all that it means nothing without."""
+    unit = UNITS[config.unit]
+    return (
+        f"({_up(spent)}, {config.delta:g})-DP for {unit.whom} against {_adversary(config)}; "
+        f"{unit.neighbouring}; {unit.sampling_words(config.sampling_rate)}; "
+        f"accountant {ACCOUNTANT}."
     )
 
 
