@@ -23,6 +23,7 @@ from client_app.datasets.load import dataset_of
 from client_app.gradients import clipped_sums, loss_differences
 from client_app.identity import Identity, identity_of, state_folder
 from client_app.local_steps import Steps, clipped_delta, mean_differences
+from client_app.logged import logged
 from client_app.secure_aggregation import secure_aggregation
 from client_app.task import ScoreSums, Task, device_of, score_sums, task_of
 from client_app.user import (
@@ -327,7 +328,7 @@ def make_app(mods: Sequence[Mod] = ()) -> ClientApp:
         way out, both in the open: masks come last. What a mod adds to a reply, or takes from it,
         the coordinator refuses.
     """
-    made = ClientApp(mods=[secure_aggregation, *mods])
+    made = ClientApp(mods=[logged, secure_aggregation, *mods])
     made.train("gradient")(gradient)
     made.train("delta")(delta)
     made.train("adapt")(adapt)

@@ -243,11 +243,11 @@ def compose(regions: Sequence[str], devices: int, always: int = ALWAYS) -> str:
 def _link(link: str, public_keys: Sequence[str], profiles: str) -> str:
     name = service_name(link)
     if link == WORLD:
-        networks, site = f"[inner-{name}]", ""
+        networks, site = f"[inner-{name}]", ", REGIONFED_LOG_FILE: /runs/log.jsonl"
         volumes = "\n      - {type: volume, source: runs, target: /runs}"
     else:
         networks = f"{{inner-{name}: {{}}, bridge-{name}: {{aliases: [coordinator-{name}]}}}}"
-        site = ", REGIONFED_REGION: /bridge/site.toml"
+        site = ", REGIONFED_REGION: /bridge/site.toml, REGIONFED_LOG_FILE: /region/log.jsonl"
         volumes = (
             f"\n      - {_key(f'{link}/coordinator', '/bridge')}"
             f"\n      - {{type: volume, source: region-{name}, target: /region}}"

@@ -10,6 +10,7 @@ and, where the coordinator is on another machine, `bridge-tls` (a folder: see
 Flower starts a process per message, so nothing here may import PyTorch.
 """
 
+import logging
 import time
 from pathlib import Path
 
@@ -22,6 +23,9 @@ from region_app.bridge.protocol import EVALUATE, QUERY, TRAIN
 from region_app.site import LIMIT_MIB
 from regionfed.discretion import discreet
 from regionfed.errors import ConfigurationError, ContractError
+from regionfed.logs import TEXT, configure, log_context
+
+log = logging.getLogger(__name__)
 
 app = ClientApp()
 
@@ -46,16 +50,21 @@ def evaluate(message: Message, context: Context) -> Message:
 
 @discreet("the uplink")
 def _relay(message: Message, context: Context, phase: str) -> Message:
+    configure(TEXT)
     settings = dict(context.run_config)
+    run = str(settings.get("run-name", ""))
+    round_ = 0 if phase == QUERY else _round(message)
     expires = message.metadata.created_at + message.metadata.ttl
-    reply = BridgeClient(bridge_of(context), limit=limit_of(context)).relay(
-        message.content,
-        run=str(settings.get("run-name", "")),
-        round_=0 if phase == QUERY else _round(message),
-        phase=phase,
-        settings=settings,
-        timeout=max(expires - time.time(), 0.0),
-    )
+    with log_context(run=run, round=round_):
+        reply = BridgeClient(bridge_of(context), limit=limit_of(context)).relay(
+            message.content,
+            run=run,
+            round_=round_,
+            phase=phase,
+            settings=settings,
+            timeout=max(expires - time.time(), 0.0),
+        )
+        log.info("%s: relayed to the coordinator and back", phase)
     return Message(reply, reply_to=message)
 
 

@@ -9,6 +9,7 @@ from flwr.clientapp import ClientApp
 from region_app.coordinator import Coordinator
 from regionfed.contract import RegionPersonalise, RegionTrain, decode, encode
 from regionfed.discretion import discreet
+from regionfed.logs import log_context
 
 Request = TypeVar("Request", RegionTrain, RegionPersonalise)
 
@@ -19,17 +20,20 @@ def make_uplink(coordinator: Coordinator) -> ClientApp:
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        del context
-        return _relay(message, RegionTrain, coordinator.train)
+        return _relay(message, context, RegionTrain, coordinator.train)
 
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
-        del context
-        return _relay(message, RegionPersonalise, coordinator.personalise)
+        return _relay(message, context, RegionPersonalise, coordinator.personalise)
 
     return app
 
 
 @discreet("the coordinator")
-def _relay(message: Message, kind: type[Request], answer: Callable[[Request], object]) -> Message:
-    return Message(encode(answer(decode(kind, message.content, {}))), reply_to=message)
+def _relay(
+    message: Message, context: Context, kind: type[Request], answer: Callable[[Request], object]
+) -> Message:
+    request = decode(kind, message.content, {})
+    about = {key: str(context.node_config.get(key, "")) for key in ("run", "region")}
+    with log_context(**about, round=request.round):
+        return Message(encode(answer(request)), reply_to=message)

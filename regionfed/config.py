@@ -48,7 +48,7 @@ LOCAL = frozenset(
     {
         *("run_dir", "resume", "workers", "threads", "data_path", "model", "microbatch", "device"),
         *("round_timeout", "device_timeout", "join_timeout", "min_regions", "max_failed_rounds"),
-        "client_app",
+        *("client_app", "tracking"),
     }
 )
 
@@ -151,6 +151,11 @@ class Config:
         "on with that run. Empty = a new one each time (simulation only)",
     )
     resume: str = setting("", "run folder to continue, or 'latest'; its settings are kept")
+    tracking: str = setting(
+        "",
+        "where rounds are tracked besides the run's own files: 'prometheus', 'tensorboard', "
+        "'mlflow', 'wandb', or 'package.module:Class'; several with commas between; '' = nowhere",
+    )
     workers: int = setting(
         0, "simulation processes; 0 = one per core, at most one per region", low=0
     )

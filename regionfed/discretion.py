@@ -23,12 +23,15 @@ def discreet(who: str) -> Iterator[None]:
     """
     try:
         yield
-    except DataError as error:
-        _tell(who, error)
-    except RegionFedError:
-        raise
     except Exception as error:
+        if is_for_others(error):
+            raise
         _tell(who, error)
+
+
+def is_for_others(error: BaseException) -> bool:
+    """Say whether an error's text is written for others: ours is, except what quotes data."""
+    return isinstance(error, RegionFedError) and not isinstance(error, DataError)
 
 
 def _tell(who: str, error: Exception) -> None:

@@ -1,7 +1,8 @@
 """Tensors and facts in one file, saved whole; nothing is pickled."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +29,31 @@ def load_state(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     RunError
         If the file is missing or damaged, naming it.
     """
+    with _opened(path) as file:
+        return {name: file.get_tensor(name) for name in file.keys()}, _facts(file)  # noqa: SIM118
+
+
+def load_facts(path: Path) -> dict[str, Any]:
+    """Read the facts that `save_state` wrote, and none of the tensors.
+
+    Raises
+    ------
+    RunError
+        If the file is missing or damaged, naming it.
+    """
+    with _opened(path) as file:
+        return _facts(file)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
     try:
         with safe_open(path, framework="pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            facts: dict[str, Any] = json.loads((file.metadata() or {})["facts"])
+            yield file
     except (OSError, SafetensorError, KeyError, ValueError) as error:
         raise RunError(f"cannot read the saved state {path}: {error}.") from error
-    return tensors, facts
+
+
+def _facts(file: Any) -> dict[str, Any]:
+    facts: dict[str, Any] = json.loads((file.metadata() or {})["facts"])
+    return facts

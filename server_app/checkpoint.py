@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from regionfed.config import Config
-from regionfed.tensors import load_state, save_state
+from regionfed.tensors import load_facts, load_state, save_state
 from strategies.regionfed import ServerState
 
 NAME = "checkpoint.safetensors"
@@ -22,6 +22,17 @@ def save_checkpoint(folder: Path, config: Config, state: ServerState) -> None:
             "config": config.to_run_config(),
         },
     )
+
+
+def load_config(folder: Path) -> Config:
+    """Return the configuration of a run, and read none of its state.
+
+    Raises
+    ------
+    RunError
+        If there is no readable checkpoint.
+    """
+    return Config.from_run_config(load_facts(folder / NAME)["config"])
 
 
 def load_checkpoint(folder: Path) -> tuple[Config, ServerState]:

@@ -103,14 +103,14 @@ def final_lines(summary: Summary, folder: RunFolder) -> list[str]:
     global_, personal = summary.global_, summary.personalised
     named = f" ({shorten(personal.worst, 24)})" if personal.worst else ""
     lines = [
-        *_wrapped("run", f"{ending}: {summary.reason}" if summary.reason else ending),
-        *_wrapped("mean accuracy", _change(global_.mean, personal.mean)),
-        *_wrapped("worst region", _change(global_.rrs, personal.rrs) + named),
+        *wrapped("run", f"{ending}: {summary.reason}" if summary.reason else ending),
+        *wrapped("mean accuracy", change(global_.mean, personal.mean)),
+        *wrapped("worst region", change(global_.rrs, personal.rrs) + named),
         *_users(summary),
-        *_wrapped("privacy", privacy_statement(summary.privacy)),
+        *wrapped("privacy", privacy_statement(summary.privacy)),
     ]
     if summary.failures:
-        lines += _wrapped("failures", f"{len(summary.failures)}, listed in the report")
+        lines += wrapped("failures", f"{len(summary.failures)}, listed in the report")
     # A path is never wrapped: it must survive being copied.
     paths = {"report": folder.report, "summary": folder.summary, "metrics": folder.metrics}
     return [*lines, *(f"{title:<15}{path.absolute()}" for title, path in paths.items())]
@@ -175,7 +175,8 @@ def _join(values: Sequence[str]) -> str:
     return "  ".join(cells).rstrip()
 
 
-def _change(before: float | None, after: float | None) -> str:
+def change(before: float | None, after: float | None) -> str:
+    """Say what a score was and what personalisation made of it."""
     if before is None and after is None:
         return "not evaluated"
     return (
@@ -188,14 +189,15 @@ def _users(summary: Summary) -> list[str]:
     own, region = summary.user, summary.personalised
     if own is None:
         return []
-    return _wrapped(
+    return wrapped(
         "user level",
         f"users' own models {percent(own.mean)} % ({points(region.mean, own.mean)} points over the "
         f"personalised); worst region {percent(own.rrs)} %",
     )
 
 
-def _wrapped(title: str, text: str) -> list[str]:
+def wrapped(title: str, text: str) -> list[str]:
+    """Return a text under a title beside it, in lines that a terminal shows."""
     return textwrap.wrap(
         f"{title:<15}{text}",
         COLUMNS,

@@ -21,6 +21,7 @@ from region_app.site import Site
 from regionfed.config import Config
 from regionfed.contract import RegionName, RegionPersonalise, RegionTrain, decode, encode
 from regionfed.errors import ConfigurationError, RunError
+from regionfed.logs import TEXT, configure, log_context
 from regionfed.personaliser import PERSONALISERS
 from server_app.federation import plan_of
 from server_app.polling_grid import PollingGrid, pause
@@ -34,9 +35,11 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Serve the region that this machine's file is of, until the run is stopped."""
+    configure(TEXT)
     config = Config.from_run_config(context.run_config)
-    with StopWatch() as watch:
-        service = RegionService(Site.load(), config, PollingGrid(grid, watch.reason))
+    site = Site.load()
+    with StopWatch() as watch, log_context(run=config.run_name, region=site.region):
+        service = RegionService(site, config, PollingGrid(grid, watch.reason))
         with open_bridge(service, config.join_timeout, watch.reason) as bridge:
             log.info("region %s: bridge at port %d", service.region, bridge.port)
             log.info("region %s: %s", service.region, service.desk.serve(watch.reason))
@@ -136,7 +139,10 @@ class RegionService:
         asked = decode(kind, unpack(body), {})
         if asked.round != request.round:
             raise RunError(f"a request of round {asked.round} under round {request.round}.")
-        return pack(encode(answer(asked)))
+        with log_context(round=request.round):
+            reply = encode(answer(asked))
+            log.info("region %s: %s answered", self.region, request.phase)
+        return pack(reply)
 
     def _introduce(self, request: Request) -> Iterable[Buffer]:
         del request

@@ -14,6 +14,7 @@ from flwr.serverapp import Grid
 import regionfed
 from regionfed.config import Config
 from regionfed.errors import ConfigurationError, RunStoppedError
+from regionfed.logs import configure, log_context
 from regionfed.privacy.plan import TRAIN, PrivacyPlan, predicted_noise, region_epsilon
 from regionfed.privacy.planner import DROWNED
 from regionfed.privacy.units import UNITS
@@ -30,6 +31,7 @@ from server_app.report import write_report
 from server_app.run_folder import RunFolder, append_jsonl, read_rounds, write_json_atomic
 from server_app.simulation import World, require_answers
 from server_app.summary import record_of, summarise
+from server_app.tracking.tracker import Tracking, chosen_trackers
 from strategies.optimisers import OPTIMISERS
 from strategies.regionfed import Observer, RegionFed, ServerState
 
@@ -81,24 +83,27 @@ def execute(
     Exception
         Whatever ended the run; the summary then says "failed", why, and how to go on.
     """
+    configure()
+    chosen_trackers(config)  # what is misspelt or not installed shall not cost a folder
     folder, config, resume = _open(config)
-    federation = prepare(config)
-    say(_opening(config, federation, resume))
-    for warning in warnings(config, federation):
-        say(warning)
-    book = RunBook(folder, config, federation, resume, say=say, stopping=stopping)
-    try:
-        with (connect or _simulated(run_id, stopping))(config, federation, folder.path) as found:
-            grid, regions = found
-            _train(config, replace(federation, regions=regions), grid, book, resume)
-    except RunStoppedError as stopped:
-        return book.close("stopped", f"{stopped} {book.remedy}", report)
-    except BaseException as error:
-        interrupted = isinstance(error, KeyboardInterrupt | SystemExit)
-        why = f"{type(error).__name__}: {error} {book.remedy}"
-        book.close("stopped" if interrupted else "failed", why, report)
-        raise
-    return book.close("finished", "", report)
+    with log_context(run=folder.path.name):
+        federation = prepare(config)
+        say(_opening(config, federation, resume))
+        for warning in warnings(config, federation):
+            say(warning)
+        book = RunBook(folder, config, federation, resume, say=say, stopping=stopping)
+        try:
+            with (connect or _simulated(run_id, stopping))(config, federation, folder.path) as met:
+                grid, regions = met
+                _train(config, replace(federation, regions=regions), grid, book, resume)
+        except RunStoppedError as stopped:
+            return book.close("stopped", f"{stopped} {book.remedy}", report)
+        except BaseException as error:
+            interrupted = isinstance(error, KeyboardInterrupt | SystemExit)
+            why = f"{type(error).__name__}: {error} {book.remedy}"
+            book.close("stopped" if interrupted else "failed", why, report)
+            raise
+        return book.close("finished", "", report)
 
 
 def _open(config: Config) -> tuple[RunFolder, Config, ServerState | None]:
@@ -187,6 +192,7 @@ class RunBook:
         rows = [record_of(row) for row in read_rounds(folder.metrics)]
         self._rows = [row for row in rows if row.round <= done]
         self._earlier = sum(row.seconds for row in self._rows)
+        self._tracking = Tracking(chosen_trackers(config), folder.path, config, self._rows)
         self._began = time.monotonic()
 
     @property
@@ -205,7 +211,9 @@ class RunBook:
         self._rows.append(record)
         append_jsonl(self._folder.metrics, record)
         self.save(state)
-        self._progress.round(record)
+        with log_context(round=record.round):
+            self._progress.round(record)
+            self._tracking.round(record)
         if record.round < record.rounds and (why := self._stopping()):
             raise RunStoppedError(why)
 
@@ -223,6 +231,7 @@ class RunBook:
         write_json_atomic(self._folder.summary, summary)
         if report:
             write_report(self._folder.path)
+        self._tracking.close(summary)
         self._progress.finish(summary, self._folder)
         return summary
 

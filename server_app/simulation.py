@@ -20,6 +20,7 @@ from region_app.uplink import make_uplink
 from regionfed.config import Config
 from regionfed.contract import message_type
 from regionfed.errors import ConfigurationError, ContractError
+from regionfed.logs import configure
 from regionfed.personaliser import PERSONALISERS
 from regionfed.privacy.plan import PrivacyPlan
 from server_app.federation import Federation
@@ -54,6 +55,7 @@ class World:
         The number of threads is set, for the order of sums depends on it: a run's result must
         not depend on how many processes or cores it had.
         """
+        configure()
         torch.set_num_threads(self.config.threads)
         app = load_client_app(self.config.client_app)
         return {node: self._region(node, app) for node in node_ids}
@@ -74,7 +76,8 @@ class World:
             tasks=self.tasks,
             folder=self.folder / "regions" / name,
         )
-        return Node(make_uplink(coordinator), self._context(node_id, {"region": name}))
+        about: dict[str, str | int] = {"region": name, "run": self.folder.name}
+        return Node(make_uplink(coordinator), self._context(node_id, about))
 
     def _device(self, region: str, index: int) -> dict[str, str | int]:
         own = self.folder.absolute() / "devices" / region / str(index)

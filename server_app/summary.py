@@ -89,23 +89,29 @@ def versions() -> dict[str, str]:
 
 
 def record_of(row: Mapping[str, Any]) -> RoundRecord:
-    """Read a round back from a line of ``metrics.jsonl``, as a resumed run does."""
+    """Read a round back from a line of ``metrics.jsonl``."""
     regions = {
         name: RegionRecord(**{_field(k): v for k, v in region.items()})
         for name, region in row["regions"].items()
     }
     failures = [Failure(**failure) for failure in row["failures"]]
-    # The scores over regions are not needed again: the regions' own are.
     return RoundRecord(
         round=row["round"],
         rounds=row["rounds"],
         answered=row["answered"],
         failures=failures,
         loss=row["loss"],
+        global_=_score(row["global"]),
+        personalised=_score(row["personalised"]),
+        user=_score(row.get("user")),
         regions=regions,
         epsilon=row["epsilon"],
         seconds=row["seconds"],
     )
+
+
+def _score(values: Mapping[str, Any] | None) -> Score | None:
+    return None if values is None else Score(**values)
 
 
 def _field(key: str) -> str:
@@ -162,26 +168,34 @@ def _privacy(config: Config, federation: Federation, rounds: int, spent: float) 
             )
             + "."
         )
-    sampling = unit.sampling_words(plan.update.rate)
     return PrivacySummary(
         mode=config.privacy_mode,
         epsilon=spent,
         delta=config.delta,
         unit=unit.protects,
-        sampling=sampling,
+        sampling=unit.sampling_words(config.sampling_rate),
         neighbouring=unit.neighbouring,
         accountant=ACCOUNTANT,
         noise_multiplier=plan.update.noise_multiplier,
         clip_norm=config.clip_norm,
         events=_events(config, plan, rounds),
         statement=(
-            f"({_up(spent)}, {config.delta:g})-DP for {unit.whom} against "
-            f"{_adversary(config)}; {unit.neighbouring}; {sampling}; accountant {ACCOUNTANT}."
-            f"{whole}{_distributed(config, federation)}{_panel_exception(config, plan)}"
+            f"{guarantee(config, spent)}{whole}{_distributed(config, federation)}"
+            f"{_panel_exception(config, plan)}"
         ),
         target_epsilon=plan.budgets[TRAIN],
         noise_seeded=config.noise_seed >= 0,
         units=units,
+    )
+
+
+def guarantee(config: Config, spent: float) -> str:
+    """Say what an epsilon promises to whom, with all that it means nothing without."""
+    unit = UNITS[config.unit]
+    return (
+        f"({_up(spent)}, {config.delta:g})-DP for {unit.whom} against {_adversary(config)}; "
+        f"{unit.neighbouring}; {unit.sampling_words(config.sampling_rate)}; "
+        f"accountant {ACCOUNTANT}."
     )
 
 

@@ -3,6 +3,7 @@
 It runs on the world's SuperLink, whose nodes are the regions' uplinks.
 """
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,10 +16,13 @@ from regionfed.config import Config
 from regionfed.contract import RegionName, RegionQuery, decode, encode, message_type
 from regionfed.errors import ConfigurationError, ContractError, RunError
 from regionfed.flower import reason_of
+from regionfed.logs import JSON, TEXT, configure
 from server_app.federation import Federation
 from server_app.polling_grid import PollingGrid, pause
 from server_app.run import Connect, Regions, Say, execute
 from server_app.stopping import StopWatch
+
+log = logging.getLogger(__name__)
 
 app = ServerApp()
 
@@ -29,6 +33,8 @@ AGAIN_SECONDS = 2.0  # before one that was not ready is asked again
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Run the federation of the regions that have joined; goes on with a run of the same name."""
+    # Tables are for people: to a machine each line is a message.
+    say = log.info if configure(TEXT) == JSON else print
     config = Config.from_run_config(context.run_config)
     if not config.run_name:
         raise ConfigurationError(
@@ -36,7 +42,7 @@ def main(grid: Grid, context: Context) -> None:
             "regions, for a region finds its ledger by it."
         )
     with StopWatch() as watch:
-        execute(config, connect=deployed(grid, watch.reason), stopping=watch.reason)
+        execute(config, connect=deployed(grid, watch.reason), say=say, stopping=watch.reason)
 
 
 def deployed(grid: Grid, stopping: Callable[[], str], say: Say = print) -> Connect:

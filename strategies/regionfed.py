@@ -31,6 +31,7 @@ from regionfed.contract import (
 )
 from regionfed.errors import ContractError, RunError
 from regionfed.flower import reason_of
+from regionfed.logs import log_context
 from regionfed.privacy.plan import damped_step, score_columns
 from regionfed.records import (
     Failure,
@@ -415,7 +416,8 @@ class RegionFed(Strategy):
 
     def _fail(self, node: int, round_: int, reason: str) -> None:
         name = self._regions[node]
-        log.warning("round %d: region %s does not count: %s", round_, name, reason)
+        with log_context(region=name, round=round_):
+            log.warning("round %d: region %s does not count: %s", round_, name, reason)
         self._failures.append(Failure(region=name, round=round_, reason=reason))
 
     def _in_sketch(self) -> bool:

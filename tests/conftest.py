@@ -1,7 +1,8 @@
 """What the tests share: a tiny T5, a toy task of known gradients, regions of scripted devices."""
 
+import logging
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,19 @@ from strategies.regionfed import RegionFed, ServerState
 # The same examples in every run, and no test fails for being slow.
 settings.register_profile("regionfed", derandomize=True, deadline=None)
 settings.load_profile("regionfed")
+
+
+@pytest.fixture(autouse=True)
+def logging_as_it_was() -> Iterator[None]:
+    """A test may configure logging as a deployed process does; the next finds it as it was."""
+    yield
+    root = logging.getLogger()
+    for handler in [handler for handler in root.handlers if handler.name == "regionfed"]:
+        root.removeHandler(handler)
+        handler.close()
+    for package in ("regionfed", "strategies", "client_app", "region_app", "server_app"):
+        logging.getLogger(package).setLevel(logging.NOTSET)
+
 
 # ------------------------------------------------------------------------------ a tiny T5
 _CHARACTERS = "abcdefghijklmnopqrstuvwxyz0123456789 :,.'-+/&%()"

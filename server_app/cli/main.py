@@ -26,6 +26,9 @@ class Entry:
 
 
 CATALOGUE: Mapping[str, Entry] = {
+    "status": Entry(
+        "server_app.cli.status:COMMAND", "how a run stands: regions, epsilon, failures"
+    ),
     "export": Entry(
         "server_app.cli.export:COMMAND", "write a region's model as a Hugging Face folder"
     ),
