@@ -192,8 +192,16 @@ def kill_part(name: str) -> Callable[[Run], None]:
         ("world-superlink", kill_part("superlink-world")),
     ],
 )
-def test_kill_9(who: str, kill: Callable[[Run], None], deployment: Deployment) -> None:
-    """After round 1, in the middle of the next: the run completes, nothing is charged twice."""
+def test_kill_9(
+    who: str,
+    kill: Callable[[Run], None],
+    deployment: Deployment,
+    record_property: Callable[[str, object], None],
+) -> None:
+    """After round 1, in the middle of the next: the run completes, nothing is charged twice.
+
+    What was lost is a property of the test: `--junitxml` writes it down for docs/deployment.md.
+    """
     with running(deployment, f"kill-{who}", rounds=4) as run:
         run.await_round(1)
         before = {region: run.events(region) for region in REGIONS}
@@ -207,6 +215,7 @@ def test_kill_9(who: str, kill: Callable[[Run], None], deployment: Deployment) -
     summary = run.summary
     assert summary["status"] == "finished" and summary["rounds"] == 4
     lost = {(f["region"], f["round"]) for f in summary["failures"]}
+    record_property("rounds lost", f"{who}: {sorted(lost)}")
     assert all(region == "UK" for region, _ in lost) and len(lost) <= 2, lost
 
 
