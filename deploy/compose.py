@@ -128,7 +128,7 @@ LINK = """
       [flower-superexec, --runtime-api-address, "superlink-{name}:8000",
        --root-certificates, /keys/ca.crt, --superexec-auth-secret-file, /keys/superexec.secret,
        --health-server-address, "127.0.0.1:9999"]
-    environment: {{FLWR_SUPEREXEC_TASK_POLL_INTERVAL: "0.2"{site}}}
+    environment: {{{site}}}
     networks: {exec_networks}
     depends_on: {{superlink-{name}: {{condition: service_healthy}}}}
     volumes:
@@ -170,6 +170,7 @@ REGION = """
        --auth-supernode-private-key, /keys/key, --health-server-address, "127.0.0.1:9999",
        --node-config,
        'bridge="coordinator-{name}:9095" bridge-token="/bridge/bridge.token" bridge-tls="/bridge"']
+    environment: {{FLWR_SUPEREXEC_TASK_POLL_INTERVAL: "0.5"}}
     networks: [fleet-world, bridge-{name}]
     depends_on:
       proxy-world: {{condition: service_healthy}}
@@ -187,6 +188,7 @@ DEVICE = """
       [flower-supernode, --superlink, "proxy-{name}:8443", --root-certificates, /keys/ca.crt,
        --auth-supernode-private-key, /keys/key, --health-server-address, "127.0.0.1:9999",
        --node-config, 'region="{region}" partition-id={index} state-folder="/device"']
+    environment: {{FLWR_SUPEREXEC_TASK_POLL_INTERVAL: "0.5"}}
     networks: [fleet-{name}]
     depends_on:
       proxy-{name}: {{condition: service_healthy}}
@@ -243,11 +245,11 @@ def compose(regions: Sequence[str], devices: int, always: int = ALWAYS) -> str:
 def _link(link: str, public_keys: Sequence[str], profiles: str) -> str:
     name = service_name(link)
     if link == WORLD:
-        networks, site = f"[inner-{name}]", ", REGIONFED_LOG_FILE: /runs/log.jsonl"
+        networks, site = f"[inner-{name}]", "REGIONFED_LOG_FILE: /runs/log.jsonl"
         volumes = "\n      - {type: volume, source: runs, target: /runs}"
     else:
         networks = f"{{inner-{name}: {{}}, bridge-{name}: {{aliases: [coordinator-{name}]}}}}"
-        site = ", REGIONFED_REGION: /bridge/site.toml, REGIONFED_LOG_FILE: /region/log.jsonl"
+        site = "REGIONFED_REGION: /bridge/site.toml, REGIONFED_LOG_FILE: /region/log.jsonl"
         volumes = (
             f"\n      - {_key(f'{link}/coordinator', '/bridge')}"
             f"\n      - {{type: volume, source: region-{name}, target: /region}}"

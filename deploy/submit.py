@@ -14,12 +14,15 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-POLL = 2.0  # seconds between looks at a run
+POLL = 15.0  # seconds between looks at a run: each starts Flower's command, a second's work
 AGAIN = 5.0  # before a SuperLink that does not answer is asked again
+LAST_WORDS = 3.0  # that a log has, once its run has ended
 FAILURES = 30  # in a row, before giving up
 
 COMPLETED, STOPPED = "finished:completed", "finished:stopped"
@@ -77,10 +80,10 @@ def status_of(run: str) -> tuple[str, str]:
     return found["runs"][0]["status"], str(found["runs"][0].get("status-details", ""))
 
 
-def await_end(run: str) -> str:
+def await_end(run: str, wait: Callable[[float], object] | None = None) -> str:
     """Wait until a run has ended; return how."""
     while not (status := status_of(run))[0].startswith("finished"):
-        time.sleep(POLL)
+        (wait or time.sleep)(POLL)
     say(" ".join(status))
     return status[0]
 
@@ -95,10 +98,19 @@ def run_once(app: str, settings: str) -> int:
     """Submit a run, show its log until it ends; return the exit status."""
     run = submit(app, settings)
     with subprocess.Popen(["flwr", "log", run, "it", "--stream"]) as log:
-        ending = await_end(run)
-        time.sleep(POLL)  # its last words
+        ending = await_end(run, partial(_wait_for, log))
+        _wait_for(log, LAST_WORDS)
         log.terminate()
     return 0 if ending == COMPLETED else 1
+
+
+def _wait_for(log: "subprocess.Popen[bytes]", seconds: float) -> None:
+    """Wait, but no longer than a log that has something to say goes on: it ends with its run."""
+    if log.poll() is not None:  # ended before: its SuperLink was gone
+        time.sleep(seconds)
+        return
+    with suppress(subprocess.TimeoutExpired):
+        log.wait(seconds)
 
 
 def _until_answered(*arguments: str) -> dict[str, Any]:

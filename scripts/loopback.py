@@ -375,7 +375,7 @@ class Deployment:
             f"the end of {link}'s run",
             lambda: self.status(link, run)[0].startswith("finished"),
             seconds,
-            pause=2.0,
+            pause=10.0,  # each look starts Flower's command
         )
         return self.status(link, run)
 

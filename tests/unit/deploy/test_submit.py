@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -106,3 +106,34 @@ def test_the_connection_is_what_flower_reads(tmp_path: Path, monkeypatch: Any) -
     found = read_superlink_connection()
     assert (found.name, found.address) == ("it", "superlink-us:8000")
     assert found.root_certificates == "/keys/ca.crt"
+
+
+def test_a_run_s_end_is_seen_when_its_log_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No look at the run costs less than a second's work, so that looks are few."""
+    found = flower(monkeypatch, run=[OK], ls=[run_of("running"), run_of("finished:completed")])
+
+    class Log:
+        waited: ClassVar[list[float]] = []
+
+        def __init__(self, command: list[str]) -> None:
+            assert command == ["flwr", "log", "7", "it", "--stream"]
+
+        def __enter__(self) -> "Log":
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            return None
+
+        def poll(self) -> int | None:
+            return 0 if self.waited else None
+
+        def wait(self, seconds: float) -> int:
+            self.waited.append(seconds)
+            return 0
+
+        def terminate(self) -> None:
+            return None
+
+    monkeypatch.setattr(submit.subprocess, "Popen", Log)
+    assert submit.run_once("deploy/world", "s.toml") == 0
+    assert Log.waited == [submit.POLL] and [a[0] for a in found.asked] == ["run", "ls", "ls"]
