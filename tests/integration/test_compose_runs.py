@@ -188,6 +188,8 @@ def compose_command() -> list[str]:
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     if not engine_is_there():
         pytest.skip("no Docker engine from 26 on answers here")
+    if not (os.environ.get("REGIONFED_IMAGE") or shutil.which("nginx")):
+        pytest.skip("neither REGIONFED_IMAGE nor a nginx of this machine's own to mount")
     started = Stack(tmp_path_factory.mktemp("compose"))
     try:
         started.start()
@@ -201,7 +203,7 @@ def test_it_trains_and_a_region_that_is_cut_off_comes_back(stack: Stack) -> None
     """Two rounds; then a region's cable is pulled, and put back: the run ends as it should."""
     stack.submit()
     stack.wait("round 2", lambda: len(stack.rounds()) >= 2)
-    assert [row["answered"] for row in stack.rounds()[:2]] == [["UK", "US"]] * 2
+    assert [sorted(row["answered"]) for row in stack.rounds()[:2]] == [["UK", "US"]] * 2
 
     network, uplink = f"{stack.name}_fleet-world", stack.container("uplink-uk")
     docker("network", "disconnect", network, uplink)
@@ -214,7 +216,7 @@ def test_it_trains_and_a_region_that_is_cut_off_comes_back(stack: Stack) -> None
     summary = stack.python("superexec-world", READ_SUMMARY)
     assert summary["status"] == "finished" and summary["rounds"] == SETTINGS["rounds"]
     assert {failure["region"] for failure in summary["failures"]} == {"UK"}
-    assert stack.rounds()[-1]["answered"] == ["UK", "US"], stack.rounds()
+    assert sorted(stack.rounds()[-1]["answered"]) == ["UK", "US"], stack.rounds()
 
 
 def test_no_release_was_charged_twice(stack: Stack) -> None:
@@ -245,6 +247,7 @@ for host, port in asked["hosts"]:
 context = ssl.create_default_context(cafile="/keys/ca.crt")
 for method, url in asked["urls"]:
     request = urllib.request.Request(url, method=method, data=b"" if method == "POST" else None)
+    request.add_header("Content-Type", "application/x-protobuf")
     try:
         reply = urllib.request.urlopen(request, context=context, timeout=9)
         found[f"{method} {url}"] = reply.status
