@@ -247,7 +247,7 @@ for host, port in asked["hosts"]:
 context = ssl.create_default_context(cafile="/keys/ca.crt")
 for method, url in asked["urls"]:
     request = urllib.request.Request(url, method=method, data=b"" if method == "POST" else None)
-    request.add_header("Content-Type", "application/x-protobuf")
+    request.add_header("Content-Type", "application/protobuf")
     try:
         reply = urllib.request.urlopen(request, context=context, timeout=9)
         found[f"{method} {url}"] = reply.status
