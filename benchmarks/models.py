@@ -4,6 +4,7 @@
 
 Implements      RegionFed with the accumulated residual, the presets of the setting `benchmark`.
 Dataset         see docs/models.md; where published sets are absent, what stands in for them.
+                "own" is a project as `regionfed new` makes it, with its rows as a CSV file.
 Hyperparameters the presets, untuned; fewer rounds than the default and exact scores of a panel.
                 RoBERTa and the CNN start from random weights: these are checks that all of it runs,
                 not what the models can do.
@@ -12,7 +13,12 @@ Runs            one per key and level of privacy; a result that is there is not 
 """
 
 import argparse
+import csv
+import json
+import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 from benchmarks.default import LEVELS, measure, scores_of
 from benchmarks.rows import Row, fill
@@ -20,8 +26,10 @@ from client_app.datasets.load import dataset_of
 from client_app.datasets.reviews import missing
 from client_app.datasets.shared import SharedDataset
 from regionfed.config import BENCHMARKS, Config
+from server_app.cli.new import settings_of, write_project
 
-KEYS = tuple(key for key in BENCHMARKS if key)
+OWN = "own"
+KEYS = (*(key for key in BENCHMARKS if key), OWN)
 SETTINGS = {"evaluation-privacy": "panel", "evaluate-every": 1000, "user-steps": 0}
 
 
@@ -40,16 +48,21 @@ def main() -> None:
     options = parser.parse_args()
 
     def run(key: Row) -> Row:
-        row = measure(
-            {
-                **SETTINGS,
-                **LEVELS[key["level"]],
-                "benchmark": key["benchmark"],
-                "rounds": key["rounds"],
-                "data-path": options.data_path,
-                "run-dir": options.run_dir,
-            }
-        )
+        with TemporaryDirectory() as folder:
+            job = (
+                own_project(Path(folder) / "own_words")
+                if key["benchmark"] == OWN
+                else {"benchmark": key["benchmark"], "data-path": options.data_path}
+            )
+            row = measure(
+                {
+                    **job,
+                    **SETTINGS,
+                    **LEVELS[key["level"]],
+                    "rounds": key["rounds"],
+                    "run-dir": options.run_dir,
+                }
+            )
         row["missing"] = _missing(key["benchmark"], options.data_path)
         row["config"].pop("data-path")
         return row
@@ -77,6 +90,21 @@ def table(rows: list[Row]) -> list[str]:
             f"| {row['level']} | {row['rounds']} | {scores} |"
         )
     return lines
+
+
+def own_project(folder: Path) -> dict[str, Any]:
+    """Make a project of one's own, its rows as CSV; return its settings."""
+    write_project(folder.name, folder)
+    rows = folder / "data" / "queries.jsonl"
+    found = [json.loads(line) for line in rows.read_text(encoding="utf-8").splitlines()]
+    with (folder / "data" / "queries.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(found[0]))
+        writer.writeheader()
+        writer.writerows(found)
+    rows.unlink()
+    sys.path.insert(0, str(folder))
+    # Worker processes would not find what no installation knows of.
+    return {**settings_of(folder.name, folder), "workers": 1}
 
 
 def _missing(key: str, path: str) -> dict[str, list[str]]:

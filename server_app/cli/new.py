@@ -130,7 +130,7 @@ def settings_of(name: str, folder: Path) -> dict[str, Value]:
         "run-dir": str(folder / "runs"),
         "rounds": 10,
         "server-lr": 2.0,
-        "residual-step": 4.0,
+        "residual-step": 0.5,
         "target-epsilon": 8.0,
         "sampling-rate": 0.5,
         "evaluation-privacy": "panel",
