@@ -98,7 +98,7 @@ def simulate(settings: Mapping[str, Any]) -> Path:
 def seconds(folder: Path) -> float:
     """Return the median duration of a run's rounds, the first left out."""
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return statistics.median(row["seconds"] for row in rows[1:])
+    return float(statistics.median(row["seconds"] for row in rows[1:]))
 
 
 if __name__ == "__main__":
