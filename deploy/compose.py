@@ -68,7 +68,7 @@ x-proxy: &proxy
   pids_limit: 64
   mem_limit: 128m
   cpus: 1
-  tmpfs: ["/tmp:mode=1777,size=256m"]
+  tmpfs: ["/cache:uid=10001,gid=10001,mode=0700,size=256m"]
   command: [nginx, -c, /proxy.conf, -g, "daemon off;"]
   logging: *logging
   healthcheck:

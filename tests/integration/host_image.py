@@ -27,14 +27,14 @@ def archive() -> bytes:
                 link = tarfile.TarInfo(name)
                 link.type, link.linkname = tarfile.SYMTYPE, f"usr/{name}"
                 tar.addfile(link)
-        for name in ("usr", "etc", "proc", "sys", "dev", "run", "app"):
+        for name in ("usr", "etc", "proc", "sys", "dev", "run", "app", "cache"):
             tar.addfile(_folder(name, 0o755))
         tar.addfile(_folder("tmp", 0o1777))
         for name in OWNED:
             folder = _folder(name, 0o700)
             folder.uid = folder.gid = USER
             tar.addfile(folder)
-        lines = f"root:x:0:0::/:/bin/sh\nregionfed:x:{USER}:{USER}::/tmp:/bin/sh\n".encode()
+        lines = f"root:x:0:0::/:/bin/sh\nregionfed:x:{USER}:{USER}::/state:/bin/sh\n".encode()
         users = tarfile.TarInfo("etc/passwd")
         users.size = len(lines)
         tar.addfile(users, io.BytesIO(lines))
