@@ -5,8 +5,10 @@ simulation logs as Python does by itself, warnings alone; deployed processes log
 standard error and, where ``REGIONFED_LOG_FILE`` names a file, to its end as well: the standard
 error of a ServerApp that Flower's SuperExec starts is seen by ``flwr log`` alone.
 
-JSON is made to be carried elsewhere. It tells of an unforeseen error what `regionfed.discretion`
-lets others learn, its type and where it arose, but not its text, which may quote data.
+JSON is made to be carried off the machine, but not out of the region: what a coordinator logs
+names devices, and who was drawn may be a secret (docs/observability.md). It tells of an unforeseen
+error what `regionfed.discretion` lets others learn, its type and where it arose, but not its text,
+which may quote data.
 """
 
 import json

@@ -191,11 +191,15 @@ def _privacy(config: Config, federation: Federation, rounds: int, spent: float) 
 
 def guarantee(config: Config, spent: float) -> str:
     """Say what an epsilon promises to whom, with all that it means nothing without."""
+    return f"({_up(spent)}, {config.delta:g})-DP for {meaning(config)}."
+
+
+def meaning(config: Config) -> str:
+    """Say what every epsilon of a run is of, and how it is counted; its delta stands apart."""
     unit = UNITS[config.unit]
     return (
-        f"({_up(spent)}, {config.delta:g})-DP for {unit.whom} against {_adversary(config)}; "
-        f"{unit.neighbouring}; {unit.sampling_words(config.sampling_rate)}; "
-        f"accountant {ACCOUNTANT}."
+        f"{unit.whom} against {_adversary(config)}; {unit.neighbouring}; "
+        f"{unit.sampling_words(config.sampling_rate)}; accountant {ACCOUNTANT}"
     )
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from regionfed.config import Config
 from regionfed.records import RoundRecord, Summary
 from server_app.tracking.measures import measures_of
-from server_app.tracking.tracker import extra
+from server_app.tracking.tracker import extra, facts_of
 
 # Read when it is imported. A store of files needs no database, and has to be asked for.
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
@@ -41,8 +41,7 @@ class MLflow:
             return
         experiment = self._client.create_experiment(_EXPERIMENT)
         self._run = self._client.create_run(experiment, run_name=folder.name).info.run_id
-        settings = config.to_run_config()
-        params = [Param(key, str(value)) for key, value in settings.items()]
+        params = [Param(key, str(value)) for key, value in facts_of(config).items()]
         self._client.log_batch(self._run, params=params)
 
     def round(self, record: RoundRecord) -> None:

@@ -6,10 +6,10 @@ from pathlib import Path
 from regionfed.config import Config
 from regionfed.records import RoundRecord, Summary
 from server_app.tracking.measures import OF_REGION, OF_RUN, measures_of
-from server_app.tracking.tracker import extra
+from server_app.tracking.tracker import EPSILON, extra, facts_of
 
 with extra("prometheus"):
-    from prometheus_client import CollectorRegistry, Counter, Enum, Gauge, write_to_textfile
+    from prometheus_client import CollectorRegistry, Counter, Enum, Gauge, Info, write_to_textfile
 
 NAME = "metrics.prom"
 
@@ -48,6 +48,10 @@ class Prometheus:
             states=_STATES,
             registry=self._registry,
         ).labels(self._run)
+        meant = Info(
+            "regionfed_promise", "what every epsilon means", ["run"], registry=self._registry
+        )
+        meant.labels(self._run).info({"means": str(facts_of(config)[EPSILON])})
         for record in earlier:
             self._take(record)
 

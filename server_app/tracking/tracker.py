@@ -6,12 +6,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
-from regionfed.config import Config
+from regionfed.config import LOCAL, Config, Value
 from regionfed.errors import ConfigurationError
 from regionfed.records import RoundRecord, Summary
 from regionfed.registry import Registry
+from server_app.summary import meaning
 
 log = logging.getLogger(__name__)
+
+EPSILON = "epsilon-means"  # among the facts of a run
 
 
 class Tracker(Protocol):
@@ -82,6 +85,19 @@ def chosen_trackers(config: Config) -> dict[str, TrackerFactory]:
     """
     names = filter(None, (name.strip() for name in config.tracking.split(",")))
     return {name: TRACKERS.load(name) for name in names}
+
+
+def facts_of(config: Config) -> dict[str, Value]:
+    """Return what a track says of its run, which may be carried elsewhere.
+
+    Settings, but none that concerns this machine alone: its paths are nobody else's business. And
+    what every epsilon means, without which it means nothing.
+    """
+    said = {k: v for k, v in config.to_run_config().items() if k.replace("-", "_") not in LOCAL}
+    private = f"delta {config.delta:g}, for {meaning(config)}"
+    return said | {
+        EPSILON: private if config.privacy_mode != "none" else "no privacy was asked for"
+    }
 
 
 class Tracking:

@@ -10,7 +10,7 @@ from pathlib import Path
 from regionfed.config import Config
 from regionfed.records import RoundRecord, Summary
 from server_app.tracking.measures import measures_of
-from server_app.tracking.tracker import extra
+from server_app.tracking.tracker import extra, facts_of
 
 os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # read when it is imported
 
@@ -34,7 +34,7 @@ class Wandb:
             dir=str(folder),
             mode=os.environ.get("WANDB_MODE", "offline"),
             resume="allow" if earlier else None,
-            config=config.to_run_config(),
+            config=facts_of(config),
             # It shall know of a run what a round's record holds, and nothing of this machine.
             settings=wandb.Settings(
                 console="off",

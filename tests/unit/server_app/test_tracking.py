@@ -27,7 +27,14 @@ from server_app.run import execute
 from server_app.run_folder import plain, read_rounds
 from server_app.summary import record_of
 from server_app.tracking.measures import OF_REGION, OF_RUN, Measure, measures_of
-from server_app.tracking.tracker import TRACKERS, Tracker, Tracking, chosen_trackers
+from server_app.tracking.tracker import (
+    EPSILON,
+    TRACKERS,
+    Tracker,
+    Tracking,
+    chosen_trackers,
+    facts_of,
+)
 from tests.conftest import tiny_config
 
 CONFIG = tiny_config(rounds=4)
@@ -114,6 +121,17 @@ def test_what_is_unknown_is_no_number() -> None:
     quiet = replace(EVALUATED, global_=None, personalised=None)
     assert {"global", "personalised", "global_mean"}.isdisjoint(m.name for m in measures_of(quiet))
     assert Measure("alpha", 0.75, "UK") in measures_of(quiet)
+
+
+def test_a_track_says_what_epsilon_means_and_no_path_of_this_machine() -> None:
+    """It may be carried elsewhere, and an epsilon alone means nothing."""
+    config = tiny_config(run_dir="/somewhere/runs", data_path="/somewhere/data")
+    facts = facts_of(config)
+    assert facts["server-lr"] == 1.0 and "/somewhere" not in str(facts)
+    assert {key.replace("-", "_") for key in facts}.isdisjoint(LOCAL)
+    for word in ("delta 1e-05", "example", "add-or-remove-one", "Poisson", "accountant PLD"):
+        assert word in str(facts[EPSILON])
+    assert facts_of(replace(config, privacy_mode="none"))[EPSILON] == "no privacy was asked for"
 
 
 def test_every_number_has_a_meaning() -> None:
@@ -253,6 +271,7 @@ def test_prometheus_finds_the_last_numbers_in_a_file(tmp_path: Path) -> None:
     assert value(tmp_path, "regionfed_region_all_failures_total", "São Paulo (2)") == 2.0
     assert value(tmp_path, "regionfed_last_round_timestamp_seconds") > 1e9
     assert value(tmp_path, "regionfed_state", "running") == 1.0
+    assert str(facts_of(CONFIG)[EPSILON]) in (tmp_path / "metrics.prom").read_text()
     tracker.close(summary_of("stopped"))
     assert value(tmp_path, "regionfed_state", "running") == 0.0
     assert value(tmp_path, "regionfed_state", "stopped") == 1.0
@@ -281,6 +300,9 @@ def test_tensorboard_has_a_step_per_round(tmp_path: Path) -> None:
     assert scalars(tmp_path, "run/epsilon") == [(1, 1.5), (2, 1.75)]
     assert scalars(tmp_path, "alpha/UK") == [(1, 0.75)]
     tracker.close(summary_of())
+    told = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    (text,) = told.Tensors(f"{EPSILON}/text_summary")
+    assert text.tensor_proto.string_val[0].decode() == facts_of(CONFIG)[EPSILON]
 
 
 def test_tensorboard_goes_on_with_a_resumed_run(tmp_path: Path) -> None:
