@@ -43,6 +43,11 @@ class Score:
     worst: str | None = None
 
 
+def mean_of(scores: TaskScores | None) -> float | None:
+    """Return a score's mean over tasks; None where nothing was scored."""
+    return scores["mean"] if scores else None
+
+
 def mean_and_rrs(scores: Mapping[str, float | None]) -> Score:
     """Summarise one score per region; regions without one (None, NaN) are left out.
 

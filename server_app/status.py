@@ -17,7 +17,7 @@ from regionfed.records import (
     RoundRecord,
     Score,
     Status,
-    TaskScores,
+    mean_of,
 )
 from server_app.checkpoint import NAME, load_config
 from server_app.progress import privacy_statement
@@ -174,14 +174,10 @@ def _region(name: str, own: RegionRecord, rows: Sequence[RoundRecord]) -> Region
     return RegionStatus(
         region=name,
         last_round=max((row.round for row in rows if name in row.answered), default=None),
-        global_=_mean(own.global_),
-        personalised=_mean(own.personalised),
+        global_=mean_of(own.global_),
+        personalised=mean_of(own.personalised),
         alpha=own.alpha,
         epsilon=own.epsilon,
         failures=len(failures),
         last_failure=failures[-1] if failures else None,
     )
-
-
-def _mean(scores: TaskScores | None) -> float | None:
-    return scores["mean"] if scores else None

@@ -31,6 +31,7 @@ from regionfed.records import (
     Status,
     Summary,
     mean_and_rrs,
+    mean_of,
 )
 from regionfed.secure_aggregation.terms import excess_of
 from server_app.federation import Federation
@@ -120,7 +121,7 @@ def _field(key: str) -> str:
 
 def _means(regions: Mapping[str, RegionRecord], which: str) -> dict[str, float | None]:
     scores = {name: getattr(record, which) for name, record in regions.items()}
-    return {name: tasks["mean"] if tasks else None for name, tasks in scores.items()}
+    return {name: mean_of(tasks) for name, tasks in scores.items()}
 
 
 def _users_statement(config: Config) -> str:

@@ -40,6 +40,7 @@ from regionfed.records import (
     Score,
     TaskScores,
     mean_and_rrs,
+    mean_of,
     with_mean,
 )
 from regionfed.vector import from_arrays, to_arrays
@@ -364,7 +365,7 @@ class RegionFed(Strategy):
         means: dict[str, float | None] = {}
         for name, record in self._records.items():
             scores: TaskScores | None = getattr(record, which)
-            means[name] = scores["mean"] if scores else None
+            means[name] = mean_of(scores)
         return means
 
     def _message(self, node: int, request: RegionTrain | RegionPersonalise) -> Message:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from regionfed.records import RegionRecord, RoundRecord, TaskScores
+from regionfed.records import RegionRecord, RoundRecord, mean_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,16 +85,12 @@ def _of_region(record: RoundRecord, region: str, own: RegionRecord) -> dict[str,
         numbers |= {"alpha": own.alpha, "rho": own.rho, "conflict": own.conflict}
     if answered and (record.global_ or record.personalised):
         numbers |= {
-            "global": _mean(own.global_),
-            "personalised": _mean(own.personalised),
-            "user": _mean(own.user),
+            "global": mean_of(own.global_),
+            "personalised": mean_of(own.personalised),
+            "user": mean_of(own.user),
         }
     return _numbers(numbers)
 
 
 def _numbers(values: Mapping[str, float | None]) -> dict[str, float]:
     return {k: float(v) for k, v in values.items() if v is not None and math.isfinite(v)}
-
-
-def _mean(scores: TaskScores | None) -> float | None:
-    return scores["mean"] if scores else None

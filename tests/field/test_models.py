@@ -16,7 +16,7 @@ from client_app.datasets.dataset import Example
 from client_app.gradients import clipped_sums, example_gradients, loss_differences
 from client_app.local_steps import Steps, clipped_delta, mean_differences
 from client_app.models import byte_tokenizer, load
-from client_app.task import Batch, Tensors, score_sums, task_of
+from client_app.task import Batch, Task, Tensors, score_sums, task_of
 from client_app.tasks import text_to_text
 from client_app.tasks.labels import LabelText, labels_of_all, make_task
 from client_app.tasks.text_to_text import TextToText
@@ -45,7 +45,7 @@ TEXTS = [
 ]
 
 
-def total_of(task: TextToText, examples: Sequence[Example], microbatch: int = 4) -> torch.Tensor:
+def total_of(task: Task, examples: Sequence[Example], microbatch: int = 4) -> torch.Tensor:
     layout = Layout.of(task.module)
     return clipped_sums(
         task,
@@ -391,23 +391,9 @@ def test_m11_a_batchnorm_has_a_batch_of_one_or_is_refused() -> None:
     example's gradient is its own, alone or not. A layer without statistics is refused by name.
     """
     task = task_of(tiny_config(task="tests.field.test_models:tracked"))
-    layout = Layout.of(task.module)
     examples = [toy_example([n, 1.0], n) for n in (1.0, -2.0, 30.0)]
-
-    def total(chosen: Sequence[Example]) -> torch.Tensor:
-        return clipped_sums(
-            task,
-            layout,
-            layout.read(task.module),
-            chosen,
-            clip_norm=1e6,
-            loss_cap=8.0,
-            signs={},
-            microbatch=4,
-        ).total
-
-    alone = torch.stack([total([example]) for example in examples]).sum(0)
-    assert bool(alone.any()) and torch.allclose(total(examples), alone, rtol=1e-5)
+    alone = torch.stack([total_of(task, [example]) for example in examples]).sum(0)
+    assert bool(alone.any()) and torch.allclose(total_of(task, examples), alone, rtol=1e-5)
     with pytest.raises(ConfigurationError, match=r"'norm' \(BatchNorm1d\) mixes.*GroupNorm"):
         task_of(tiny_config(task="tests.field.test_models:untracked"))
 
