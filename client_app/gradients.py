@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch.func import grad, grad_and_value, vjp, vmap
+from torch.func import grad, vjp, vmap
 
 from client_app.datasets.dataset import Example
 from client_app.isolation import isolated
@@ -162,21 +162,29 @@ def example_gradients(
 
         if inner_step > 0.0:
             return meta_gradient(loss, weights, inner_step)
-        found: Gradient = grad_and_value(loss)(weights)
-        return found
+        return gradient_of(loss, weights)
 
     gradients, losses = vmap(one, in_dims=(None, 0))(dict(weights), batch)
     return {name: g.detach() for name, g in gradients.items()}, losses.detach()
 
 
+Loss = Callable[[dict[str, torch.Tensor]], torch.Tensor]
 Gradient = tuple[dict[str, torch.Tensor], torch.Tensor]
 
 
-def meta_gradient(
-    loss: Callable[[dict[str, torch.Tensor]], torch.Tensor],
-    weights: dict[str, torch.Tensor],
-    eta: float,
-) -> Gradient:
+def gradient_of(loss: Loss, weights: dict[str, torch.Tensor]) -> Gradient:
+    """Return the gradient of `loss` by name, and its value; not to be differentiated again.
+
+    What `torch.func.grad` returns can be: it keeps all that its backward pass computes, and with
+    it every activation until the end. This lets go of them on its way.
+    """
+    value, pull_back = vjp(loss, weights)[:2]
+    with torch.no_grad():
+        (gradient,) = pull_back(torch.ones_like(value), retain_graph=False)
+    return gradient, value
+
+
+def meta_gradient(loss: Loss, weights: dict[str, torch.Tensor], eta: float) -> Gradient:
     """Return the gradient of ``M(w) = L(w - eta grad L(w))`` by name, and M(w), exactly.
 
     ``grad M = (I - eta H) g'`` with H the Hessian of L at w and g' its gradient after the step.
@@ -195,6 +203,7 @@ def meta_gradient(
     """
     inner, pull_back = vjp(grad(loss), weights)[:2]
     ahead = {name: w - eta * inner[name] for name, w in weights.items()}
-    outer, value = grad_and_value(loss)(ahead)
-    (curved,) = pull_back(outer)
+    outer, value = gradient_of(loss, ahead)
+    with torch.no_grad():
+        (curved,) = pull_back(outer, retain_graph=False)
     return {name: g - eta * curved[name] for name, g in outer.items()}, value
