@@ -85,13 +85,13 @@ def draw(
     return Canaries(
         coordinates=quiet_coordinates(config, task, gradients),
         texts={region: _random_texts(config.seed, region, texts) for region in regions},
-        gradient_in={region: _coins(gradients) for region in regions},
-        text_in={region: _coins(texts) for region in regions},
+        gradient_in={region: _coins(gradients, "gradients", region) for region in regions},
+        text_in={region: _coins(texts, "texts", region) for region in regions},
     )
 
 
-def _coins(count: int) -> list[bool]:
-    return [bool(coin) for coin in secure_randomness("canaries").bernoulli(0.5, count)]
+def _coins(count: int, *purpose: str) -> list[bool]:
+    return [bool(coin) for coin in secure_randomness("coins", *purpose).bernoulli(0.5, count)]
 
 
 def quiet_coordinates(config: Config, task: Task, count: int, public: int = 512) -> list[int]:
