@@ -102,15 +102,16 @@ def table(plans: list[Plan]) -> list[str]:
     ]
     for one in plans:
         sizes = [one.device, one.region, one.server]
-        cells = " | ".join(map(_bytes, sizes))
+        cells = " | ".join(map(in_bytes, sizes))
         lines.append(
             f"| {one.model} | {one.training} | {one.precision} | {one.parameters / 1e6:,.1f} M "
-            f"| {one.trained / 1e6:,.2f} M | {_bytes(one.wire)} | {one.chunks} | {cells} |"
+            f"| {one.trained / 1e6:,.2f} M | {in_bytes(one.wire)} | {one.chunks} | {cells} |"
         )
     return lines
 
 
-def _bytes(count: int) -> str:
+def in_bytes(count: int) -> str:
+    """Return a number of bytes for people."""
     return f"{count / 2**30:,.1f} GiB" if count >= 2**30 else f"{count / 2**20:,.1f} MiB"
 
 

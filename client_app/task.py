@@ -12,6 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from client_app.datasets.dataset import Example
 from client_app.isolation import isolated
+from client_app.recompute import recompute_blocks
 from regionfed.config import Config
 from regionfed.errors import ConfigurationError
 from regionfed.registry import Registry
@@ -99,6 +100,8 @@ def task_of(config: Config) -> Task:
                 f"alone has no statistics. Put GroupNorm or LayerNorm in its place, or set "
                 f"track_running_stats=True."
             )
+    if config.gradient_checkpointing:
+        recompute_blocks(task.module)
     return task
 
 

@@ -46,9 +46,9 @@ PROFILES: dict[str, dict[str, Value]] = {
 # its regions: how much noise is enough, for one, follows from it.
 LOCAL = frozenset(
     {
-        *("run_dir", "resume", "workers", "threads", "data_path", "model", "microbatch", "device"),
+        *("run_dir", "resume", "workers", "threads", "data_path", "model", "device"),
+        *("microbatch", "gradient_checkpointing", "client_app", "tracking"),
         *("round_timeout", "device_timeout", "join_timeout", "min_regions", "max_failed_rounds"),
-        *("client_app", "tracking"),
     }
 )
 
@@ -227,6 +227,11 @@ class Config:
     )
     client_app: str = setting("client_app.app:app", "ClientApp that answers the contract")
     microbatch: int = setting(96, "examples per vectorised gradient pass", low=1)
+    gradient_checkpointing: bool = setting(
+        False,
+        "compute the activations of a model's blocks again where gradients need them: less memory "
+        "for more time",
+    )
 
     # Learning
     server_optimiser: str = setting("momentum", "'momentum', 'adam', or 'package.module:Class'")

@@ -91,6 +91,16 @@ class Part:
             with suppress(ProcessLookupError):
                 os.killpg(self.process.pid, number)
 
+    def processes(self) -> list[int]:
+        """Return the numbers of its processes now (Linux)."""
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                group = int((folder / "stat").read_text().rpartition(")")[2].split()[2])
+                if self.process is not None and group == self.process.pid:
+                    found.append(int(folder.name))
+        return found
+
     def kill(self) -> None:
         """End it at once, as a power failure does."""
         self.killed = True
@@ -437,13 +447,10 @@ def free_port() -> int:
 
 def serverapp_below(part: Part) -> int:
     """Return the ServerApp process below a SuperExec."""
-    assert part.process is not None
-    for folder in Path("/proc").glob("[0-9]*"):
+    for pid in part.processes():
         with suppress(OSError):
-            group = int((folder / "stat").read_text().rpartition(")")[2].split()[2])
-            command = (folder / "cmdline").read_bytes()
-            if group == part.process.pid and b"flwr-serverapp" in command:
-                return int(folder.name)
+            if b"flwr-serverapp" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                return pid
     raise RuntimeError(f"no ServerApp runs below {part.name}")
 
 
