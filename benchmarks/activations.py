@@ -16,8 +16,9 @@ import statistics
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from torch.profiler import ProfilerActivity, profile
 
@@ -121,6 +122,12 @@ def _seconds(work: Callable[[], None]) -> float:
     began = time.perf_counter()
     work()
     return time.perf_counter() - began
+
+
+def split(row: dict[str, Any]) -> tuple[Case, Measured]:
+    """Return a row of the results as what was measured of what."""
+    case, measured = ({f.name: row[f.name] for f in fields(kind)} for kind in (Case, Measured))
+    return Case(**case), Measured(**measured)
 
 
 def table(rows: list[tuple[Case, Measured]]) -> list[str]:

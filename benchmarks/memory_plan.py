@@ -1,4 +1,4 @@
-"""What a model costs each tier, in bytes: on the wire, on a device, in a region, at the server.
+"""What a model costs each tier, in bytes: on the links, on a device, in a region, in the world.
 
     python -m benchmarks.memory_plan --json benchmarks/results/memory_plan.json
 
@@ -8,18 +8,22 @@ attention's q and v.
 
 * wire: the vector that crosses, 4 bytes a number, and the chunks that it is cut into;
 * device: weights in their precision, once in the module and once as those of the request where they
-  are trained; the sum, the point and the gradients of a microbatch. Activations are not counted;
-* region and server: as many vectors of that length as each holds at once (`REGION`, `SERVER`).
+  are trained; the sum, the point and the gradients of a microbatch. Activations come on top:
+  `benchmarks.activations` measures them;
+* coordinator, uplink and world: as many vectors of that length as each was seen to hold at once
+  (`COORDINATOR`, `UPLINK`, `WORLD`); what Python and PyTorch take by themselves comes on top.
 """
 
 import argparse
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 
 from client_app.models import FAMILIES, add_lora, select_trainable
+from regionfed.config import Config
 from regionfed.durable import write_atomic
 from regionfed.vector import CHUNK, Layout
 
@@ -30,10 +34,14 @@ LORA_TARGETS = {
 RANK = 16
 MICROBATCH = 8
 BYTES = {"fp32": 4, "bf16": 2}
-# Counted in region_app/coordinator.py: theta, theta_r, the point, the sum, one reply, the release.
-REGION = 6
-# Counted in strategies/regionfed.py: theta, its average, momentum, the mean, one update, the next.
-SERVER = 6
+TRAINING = {"full": "full", "lora": "LoRA"}
+# Vectors that each held at its peak, as `benchmarks.latency` measured with T5-small: what a process
+# was resident with, over the same process with 641 numbers. Flower's copies are among them.
+COORDINATOR = 15
+UPLINK = 7
+# With one region; each further one adds its update, as a record and as bytes.
+WORLD, WORLD_PER_REGION = 16, 2
+REGIONS = 8
 MODELS = (
     ("t5", "small"),
     ("t5", "base"),
@@ -56,8 +64,9 @@ class Plan:
     wire: int
     chunks: int
     device: int
-    region: int
-    server: int
+    coordinator: int
+    uplink: int
+    world: int
 
 
 def plan(family: str, size: str, training: str, precision: str) -> Plan:
@@ -88,24 +97,56 @@ def plan(family: str, size: str, training: str, precision: str) -> Plan:
         wire=4 * trained,
         chunks=-(-trained // CHUNK),
         device=held + 2 * 4 * trained,
-        region=REGION * 4 * trained,
-        server=SERVER * 4 * trained,
+        coordinator=COORDINATOR * 4 * trained,
+        uplink=UPLINK * 4 * trained,
+        world=(WORLD + WORLD_PER_REGION * (REGIONS - 1)) * 4 * trained,
     )
 
 
-def table(plans: list[Plan]) -> list[str]:
+def table(plans: Sequence[Plan]) -> list[str]:
     """Return the plans as a Markdown table."""
     lines = [
-        "| model | training | precision | parameters | trained | on the wire | chunks "
-        f"| device (microbatch {MICROBATCH}) | region | server |",
-        "|---|---|---|---:|---:|---:|---:|---:|---:|---:|",
+        f"| model | training | trained | on the wire | chunks | device (microbatch {MICROBATCH}) "
+        f"| coordinator | uplink | world ({REGIONS} regions) |",
+        "|---|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for one in plans:
-        sizes = [one.device, one.region, one.server]
-        cells = " | ".join(map(in_bytes, sizes))
+        sizes = [one.device, one.coordinator, one.uplink, one.world]
         lines.append(
-            f"| {one.model} | {one.training} | {one.precision} | {one.parameters / 1e6:,.1f} M "
-            f"| {one.trained / 1e6:,.2f} M | {in_bytes(one.wire)} | {one.chunks} | {cells} |"
+            f"| {one.model} | {TRAINING[one.training]}, {one.precision} "
+            f"| {one.trained / 1e6:,.2f} M | {in_bytes(one.wire)} | {one.chunks} "
+            f"| {' | '.join(map(in_bytes, sizes))} |"
+        )
+    return lines
+
+
+def traffic(wire: int, config: Config) -> dict[str, float]:
+    """Return bytes a round on a link: the mean over the rounds of a run.
+
+    Region: theta down, the update up; then theta and the mean update down. Device: a point down,
+    the sum up; two vectors down when rho is searched, when scores are taken, and once to adapt.
+    """
+    searched = 1.0 / config.rho_every if config.rho_every else 0.0
+    twice = searched + 1.0 / config.evaluate_every + bool(config.user_steps) / config.rounds
+    return {
+        "region down": 3.0 * wire,
+        "region up": 1.0 * wire,
+        "device down": (1.0 + 2.0 * twice) * wire,
+        "device up": 1.0 * wire,
+    }
+
+
+def traffic_table(plans: Sequence[Plan]) -> list[str]:
+    """Return the traffic of the default schedule as a Markdown table."""
+    titles = list(traffic(0, Config()))
+    lines = [
+        f"| model | training | {' | '.join(titles)} |",
+        "|---|---" + "|---:" * len(titles) + "|",
+    ]
+    for one in plans:
+        cells = [in_bytes(round(value)) for value in traffic(one.wire, Config()).values()]
+        lines.append(
+            f"| {one.model} | {TRAINING[one.training]}, {one.precision} | {' | '.join(cells)} |"
         )
     return lines
 
@@ -116,7 +157,7 @@ def in_bytes(count: int) -> str:
 
 
 def main() -> None:
-    """Compute the table, print it, and write it as JSON."""
+    """Compute the tables, print them, and write the plans as JSON."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--json", type=Path, default=Path("benchmarks/results/memory_plan.json"))
     options = parser.parse_args()
@@ -128,7 +169,7 @@ def main() -> None:
     options.json.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps([asdict(one) for one in plans], indent=1) + "\n"
     write_atomic(options.json, text.encode())
-    print("\n".join(table(plans)))
+    print("\n".join([*table(plans), "", *traffic_table(plans)]))
 
 
 if __name__ == "__main__":

@@ -10,13 +10,13 @@ exact keys, types, lengths, finite values. The receiver states the lengths it ex
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, ClassVar, TypeVar, get_args, get_origin, get_type_hints
 
 import numpy as np
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from regionfed.errors import ContractError
 from regionfed.vector import from_arrays, integers_from_arrays, integers_to_arrays, to_arrays
@@ -361,27 +361,48 @@ def encode(message: object) -> RecordDict:
     ContractError
         If a value has not its declared type or is not finite.
     """
-    arrays = ArrayRecord()
-    config: dict[str, Any] = {"contract.version": VERSION}
-    metrics: dict[str, Any] = {}
-    for declared in _declared(type(message)):
-        value = getattr(message, declared.name)
-        if declared.is_ring:
-            arrays.update(integers_to_arrays(declared.name, value))
-        elif declared.is_vector:
-            if value.ndim != 1 or not bool(torch.isfinite(value).all()):
-                raise ContractError(f"{declared.path}: must be a finite vector.")
-            for key, array in to_arrays(declared.name, value).items():
-                arrays[key] = array
-        else:
-            target = metrics if declared.is_computed else config
-            target[declared.name] = _checked(declared, declared.type, _plain(declared, value))
-    records: dict[str, Any] = {"config": ConfigRecord(config)}
-    if len(arrays):
-        records["arrays"] = arrays
-    if metrics:
-        records["metrics"] = MetricRecord(metrics)
-    return RecordDict(records)
+    return next(encode_each([message]))
+
+
+def encode_each(messages: Iterable[object]) -> Iterator[RecordDict]:
+    """Yield the records of messages; a vector that several of them have is made into bytes once.
+
+    Raises
+    ------
+    ContractError
+        As `encode`.
+    """
+    # With each vector itself: as long as it is kept, no other has its id.
+    known: dict[tuple[str, int], tuple[object, dict[str, Array]]] = {}
+    for message in messages:
+        arrays = ArrayRecord()
+        config: dict[str, Any] = {"contract.version": VERSION}
+        metrics: dict[str, Any] = {}
+        for declared in _declared(type(message)):
+            value = getattr(message, declared.name)
+            if declared.is_array:
+                one = declared.name, id(value)
+                if one not in known:
+                    known[one] = value, _arrays(declared, value)
+                for key, array in known[one][1].items():
+                    arrays[key] = array
+            else:
+                target = metrics if declared.is_computed else config
+                target[declared.name] = _checked(declared, declared.type, _plain(declared, value))
+        records: dict[str, Any] = {"config": ConfigRecord(config)}
+        if len(arrays):
+            records["arrays"] = arrays
+        if metrics:
+            records["metrics"] = MetricRecord(metrics)
+        yield RecordDict(records)
+
+
+def _arrays(declared: "_Declared", value: Any) -> dict[str, Array]:
+    if declared.is_ring:
+        return integers_to_arrays(declared.name, value)
+    if value.ndim != 1 or not bool(torch.isfinite(value).all()):
+        raise ContractError(f"{declared.path}: must be a finite vector.")
+    return to_arrays(declared.name, value)
 
 
 def decode(kind: type[M], records: RecordDict, lengths: Mapping[str, int]) -> M:

@@ -13,20 +13,29 @@ else:
     import fcntl
 
 
-def write_atomic(path: Path, data: bytes) -> None:
-    """Write a file so that a reader, now or after a crash, sees the old or the new one whole."""
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield the path of a new file; a reader, now or after a crash, sees the old or the new whole.
+
+    What is written there takes the place of `path` at the end; after an error nothing does.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
+        yield temporary
+        with temporary.open("rb+") as file:
             os.fsync(file.fileno())
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """Write a file whole; see `replacing`."""
+    with replacing(path) as temporary:
+        temporary.write_bytes(data)
 
 
 def sync_folder(path: Path) -> None:

@@ -8,17 +8,32 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors.torch import save_file
 
-from regionfed.durable import write_atomic
+from regionfed.durable import replacing
 from regionfed.errors import RunError
 
 
 def save_state(path: Path, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any]) -> None:
-    """Save tensors and JSON facts as one safetensors file, atomically; nothing is pickled."""
-    # Cloned: safetensors refuses tensors that share memory.
-    whole = {name: tensor.detach().contiguous().clone() for name, tensor in tensors.items()}
-    write_atomic(path, save(whole, metadata={"facts": json.dumps(facts)}))
+    """Save tensors and JSON facts as one safetensors file, atomically; nothing is pickled.
+
+    Written from where they are: a state may be half of what its process holds.
+    """
+    whole = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
+    with replacing(path) as temporary:
+        save_file(_apart(whole), temporary, metadata={"facts": json.dumps(facts)})
+
+
+def _apart(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return tensors of a memory of their own each: safetensors refuses what shares any."""
+    seen: set[int] = set()
+    apart = {}
+    for name, tensor in tensors.items():
+        memory = tensor.untyped_storage()
+        is_whole = memory.nbytes() == tensor.nbytes and memory.data_ptr() not in seen
+        seen.add(memory.data_ptr())
+        apart[name] = tensor if is_whole else tensor.clone()
+    return apart
 
 
 def load_state(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:

@@ -15,6 +15,8 @@ from flwr.supercore.run import Run
 from regionfed.errors import RunStoppedError
 
 POLL = 0.2  # seconds
+# Bytes of replies that one pull may bring, if a reply is as long as what was asked; one at least.
+AT_ONCE = 512 * 2**20
 
 
 class PollingGrid(Grid):
@@ -79,15 +81,26 @@ class PollingGrid(Grid):
             As soon as the run should stop.
         """
         # None stands for a message that could not be sent: its node counts as silent.
-        waiting = {i for i in self._grid.push_messages(list(messages)) if i is not None}
+        sent = list(messages)
+        some = max(1, AT_ONCE // max([1, *map(size_of, sent)]))
+        pushed = self._grid.push_messages(sent)
+        waiting = dict.fromkeys(i for i in pushed if i is not None)  # in the order of the messages
         deadline = None if timeout is None else time.monotonic() + timeout
         while waiting:
-            for reply in self._grid.pull_messages(waiting):
-                waiting.discard(reply.metadata.reply_to_message_id)
-                yield reply
+            asked = list(waiting)
+            for start in range(0, len(asked), some):
+                for reply in self._grid.pull_messages(asked[start : start + some]):
+                    waiting.pop(reply.metadata.reply_to_message_id, None)
+                    yield reply
             if not waiting or (deadline is not None and time.monotonic() >= deadline):
                 return
             pause(self._stopping, self._poll)
+
+
+def size_of(message: Message) -> int:
+    """Return the bytes of a message's arrays."""
+    records = message.content.array_records.values()
+    return sum(len(array.data) for record in records for array in record.values())
 
 
 def pause(stopping: Callable[[], str], seconds: float = POLL) -> None:

@@ -9,7 +9,7 @@ import logging
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,11 +26,11 @@ from regionfed.contract import (
     RegionTrain,
     RegionUpdate,
     decode,
-    encode,
+    encode_each,
     message_type,
 )
 from regionfed.errors import ContractError, RunError
-from regionfed.flower import reason_of
+from regionfed.flower import own_copy, reason_of
 from regionfed.logs import log_context
 from regionfed.privacy.plan import damped_step, score_columns
 from regionfed.records import (
@@ -43,7 +43,7 @@ from regionfed.records import (
     mean_of,
     with_mean,
 )
-from regionfed.vector import from_arrays, to_arrays
+from regionfed.vector import CHUNK, from_arrays, to_arrays
 from strategies.optimisers import ServerOptimiser
 
 log = logging.getLogger(__name__)
@@ -160,8 +160,7 @@ class RegionFed(Strategy):
         if self._average.numel() != self._size:
             self._average = self._theta
         request = RegionTrain(round=server_round, layout=self._layout, theta=self._theta)
-        # A message of its own per region, and a list: Flower's grid iterates more than once.
-        return [self._message(node, request) for node in self._regions]
+        return self._messages(dict.fromkeys(self._regions, request))
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -175,8 +174,8 @@ class RegionFed(Strategy):
             return None, None
         updates = list(self._updates.values())
         # Equal weights: sizes would weigh in what a region's policy may not tell.
-        update = torch.stack([u.update for u in updates]).mean(0)
-        sketch = torch.stack([u.sketch for u in updates]).mean(0)
+        update = _mean([u.update for u in updates])
+        sketch = _mean([u.sketch for u in updates])
         self._mean = (update, sketch)
         config = self._config
         mean_std = math.hypot(*(u.update_noise_std for u in updates)) / len(updates)
@@ -185,7 +184,7 @@ class RegionFed(Strategy):
         # The averaged model has seen many draws of noise; starting late would lose the early
         # progress, so the decay warms up (as in TensorFlow's ExponentialMovingAverage).
         decay = min(self._config.averaging, (1.0 + server_round) / (10.0 + server_round))
-        self._average = torch.lerp(self._theta, self._average, decay)
+        self._average = torch.lerp(self._theta, self._average, decay) if decay else self._theta
         if self._centre is None:
             self._centre, self._spread = centre_and_spread(
                 [self._conflict(node) for node in self._updates]
@@ -196,6 +195,10 @@ class RegionFed(Strategy):
                 _spent(self._records[name], u.epsilon), examples=round(u.examples)
             )
         loss = statistics.fmean(u.loss for u in updates)
+        # Their vectors have been used: as many as regions, each as long as the model.
+        self._updates = {
+            node: replace(u, update=torch.zeros(0)) for node, u in self._updates.items()
+        }
         return ArrayRecord(to_arrays("theta", self._theta)), MetricRecord({"loss": loss})
 
     # --------------------------------------------------------------------------- evaluate
@@ -210,10 +213,9 @@ class RegionFed(Strategy):
         histogram = [
             math.fsum(counts) for counts in zip(*(u.histogram for u in updates), strict=True)
         ]
-        return [
-            self._message(
-                node,
-                RegionPersonalise(
+        return self._messages(
+            {
+                node: RegionPersonalise(
                     round=server_round,
                     layout=self._layout,
                     median_conflict=self._centre or 0.0,
@@ -224,10 +226,10 @@ class RegionFed(Strategy):
                     global_sketch=self._mean[1],
                     mean_examples=mean_examples,
                     global_histogram=histogram,
-                ),
-            )
-            for node in self._updates
-        ]
+                )
+                for node in self._updates
+            }
+        )
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
@@ -302,12 +304,14 @@ class RegionFed(Strategy):
             messages = self.configure_train(current, arrays, train_config or empty, grid)
             replies = grid.send_and_receive(messages, timeout=timeout)
             new_arrays, train_metrics = self.aggregate_train(current, replies)
+            del messages, replies  # each holds vectors as long as the model
             evaluate_metrics = None
             if new_arrays is not None:
                 result.arrays = arrays = new_arrays
                 messages = self.configure_evaluate(current, arrays, evaluate_config or empty, grid)
                 replies = grid.send_and_receive(messages, timeout=timeout)
                 evaluate_metrics = self.aggregate_evaluate(current, replies)
+                del messages, replies
             if train_metrics is not None:
                 result.train_metrics_clientapp[current] = train_metrics
             if evaluate_metrics is not None:
@@ -368,14 +372,20 @@ class RegionFed(Strategy):
             means[name] = mean_of(scores)
         return means
 
-    def _message(self, node: int, request: RegionTrain | RegionPersonalise) -> Message:
-        return Message(
-            encode(request),
-            dst_node_id=node,
-            message_type=message_type(request),
-            ttl=self._config.round_timeout,
-            group_id=str(request.round),
-        )
+    def _messages(self, requests: Mapping[int, RegionTrain | RegionPersonalise]) -> list[Message]:
+        """Return a message for each region; a list, for Flower's grid iterates more than once."""
+        return [
+            Message(
+                own_copy(records),
+                dst_node_id=node,
+                message_type=message_type(request),
+                ttl=self._config.round_timeout,
+                group_id=str(request.round),
+            )
+            for (node, request), records in zip(
+                requests.items(), encode_each(requests.values()), strict=True
+            )
+        ]
 
     def _sound(
         self,
@@ -436,6 +446,15 @@ class RegionFed(Strategy):
         difference = own.sketch - self._mean[1] if self._in_sketch() else own.update - self._mean[0]
         floor = 0.0 if self._config.conflict == "raw" else self._noise_floor(node)
         return conflict(float(difference.square().sum()), floor)
+
+
+def _mean(vectors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return the mean (n,) of vectors (n,), a piece at a time: all of them are never stacked."""
+    out = torch.empty_like(vectors[0])
+    for start in range(0, len(out), CHUNK):
+        piece = slice(start, start + CHUNK)
+        torch.mean(torch.stack([v[piece] for v in vectors]), 0, out=out[piece])
+    return out
 
 
 def _known(score: Score) -> Score | None:

@@ -302,6 +302,13 @@ def tiny_config(**settings: Any) -> Config:
     return Config.from_run_config({k.replace("_", "-"): v for k, v in values.items()})
 
 
+class Forgetful(list[Any]):
+    """A list that keeps nothing: for what a test would otherwise hold in memory."""
+
+    def append(self, thing: Any) -> None:
+        del thing
+
+
 def part(content: RecordDict, name: str) -> Any:
     """Return a record of a message; its values are of types that only the test knows."""
     return content[name]

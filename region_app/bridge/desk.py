@@ -13,7 +13,7 @@ from concurrent.futures import Future, wait
 from pathlib import Path
 
 from region_app.bridge.protocol import Buffer, Request
-from regionfed.durable import write_atomic
+from regionfed.durable import replacing
 from regionfed.errors import RunError
 
 log = logging.getLogger(__name__)
@@ -51,7 +51,8 @@ class ReplyStore:
     def save(self, step: Step, body: Iterable[Buffer]) -> Path:
         """Keep a reply; it is on the disk when this returns."""
         path = self._path(step)
-        write_atomic(path, b"".join(body))
+        with replacing(path) as temporary, temporary.open("wb") as file:
+            file.writelines(body)
         for old in self._folder.glob(f"{step[1]}-*.reply"):
             if old != path:
                 old.unlink()

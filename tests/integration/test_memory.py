@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from regionfed.contract import GradientReply, LossReply, ScoreReply
-from tests.conftest import Run, run_rounds, scripted_world, steady, tiny_config
+from tests.conftest import Forgetful, Run, run_rounds, scripted_world, steady, tiny_config
 
 SIZE = 12_345  # no other vector in the process is as long
 
@@ -72,10 +72,3 @@ def test_a_region_keeps_no_reply_of_a_device(tmp_path: Path) -> None:
     grid, names = scripted_world(tmp_path, scripts, config)
     run_rounds(grid, names, config, torch.zeros(SIZE))
     assert [reply for kind in kinds for reply in alive(kind)] == []
-
-
-class Forgetful(list[Any]):
-    """A list that keeps nothing."""
-
-    def append(self, thing: Any) -> None:
-        del thing

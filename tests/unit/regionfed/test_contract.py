@@ -33,6 +33,7 @@ from regionfed.contract import (
     ScoreRequest,
     decode,
     encode,
+    encode_each,
     message_type,
 )
 from regionfed.errors import ContractError
@@ -90,6 +91,21 @@ def test_every_message_comes_back_equal(message: Any) -> None:
     back = decode(type(message), encode(message), LENGTHS)
     for field in fields(message):
         assert same(getattr(back, field.name), getattr(message, field.name)), field.name
+
+
+def test_a_vector_that_many_receivers_get_is_made_into_bytes_once() -> None:
+    """Records of their own, equal to those of one message; a field has its own name."""
+    messages = [
+        RegionPersonalise(3, "layout", 0.5, 0.25, floor, MODEL, MODEL, SKETCH, 7.5, [3.0, 4.5])
+        for floor in (0.125, 0.25)
+    ]
+    first, second = list(encode_each(messages))
+    for records, message in zip((first, second), messages, strict=True):
+        assert decode(RegionPersonalise, records, LENGTHS).noise_floor == message.noise_floor
+        assert dict(part(records, "arrays")) == dict(part(encode(message), "arrays"))
+    assert {"theta/0", "global_update/0"} <= set(part(first, "arrays"))
+    for name, array in part(first, "arrays").items():
+        assert part(second, "arrays")[name] is array
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=IDS)

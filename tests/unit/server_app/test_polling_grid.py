@@ -3,10 +3,12 @@
 from collections.abc import Iterable
 
 import pytest
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from regionfed.errors import RunStoppedError
+from regionfed.vector import to_arrays
 from server_app.in_process_grid import InProcessGrid, Node
 from server_app.polling_grid import POLL, PollingGrid
 from tests.conftest import RUN_ID, context_of
@@ -54,6 +56,30 @@ def nodes(grid: PollingGrid, timeout: float | None) -> list[int]:
 def test_every_reply_comes_once() -> None:
     assert nodes(PollingGrid(SlowGrid(), poll=0.0), 30.0) == [1, 2, 3]
     assert nodes(PollingGrid(SlowGrid(), poll=0.0), None) == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("at_once", "pulls"), [(10**6, [7]), (3 * 4096, [2, 2, 2, 1]), (1, [1] * 7)]
+)
+def test_long_replies_are_pulled_few_at_a_time(
+    monkeypatch: pytest.MonkeyPatch, at_once: int, pulls: list[int]
+) -> None:
+    """Each may be as long as the model; all come, in the order of the messages."""
+    monkeypatch.setattr("server_app.polling_grid.AT_ONCE", at_once)
+    asked: list[int] = []
+
+    class Counting(InProcessGrid):
+        def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+            asked.append(len(list(message_ids)))
+            return super().pull_messages(message_ids)
+
+    nodes = range(1, 8)
+    grid = Counting({i: Node(app, context_of(i)) for i in nodes}, RUN_ID)
+    vector = ArrayRecord(to_arrays("v", torch.ones(1024)))
+    sent = [Message(RecordDict({"a": vector}), dst_node_id=n, message_type="train") for n in nodes]
+    replies = PollingGrid(grid, poll=0.0).send_and_receive(sent)
+    assert [reply.metadata.src_node_id for reply in replies] == list(nodes)
+    assert asked == pulls
 
 
 def test_a_message_that_could_not_be_sent_is_not_waited_for() -> None:

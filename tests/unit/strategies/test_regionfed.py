@@ -1,5 +1,6 @@
 """The Strategy: one noised update per region in, one model out, no reply believed blindly."""
 
+import gc
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -25,7 +26,7 @@ from regionfed.vector import from_arrays, to_arrays
 from server_app.in_process_grid import InProcessGrid, Node
 from strategies.optimisers import Momentum
 from strategies.regionfed import RegionFed, ServerState
-from tests.conftest import RUN_ID, context_of, part, tiny_config
+from tests.conftest import RUN_ID, Forgetful, context_of, part, tiny_config
 
 P, K = 4, 8
 THETA = torch.linspace(-1.0, 1.0, P)
@@ -220,7 +221,10 @@ def test_messages_are_lists_and_one_per_region() -> None:
     messages = strategy.configure_train(1, arrays, ConfigRecord(), grid)
     assert isinstance(messages, list)
     assert [m.metadata.dst_node_id for m in messages] == [1, 2, 3]
-    assert len({id(part(m.content, "config")) for m in messages}) == 3
+    for record in ("config", "arrays"):
+        assert len({id(part(m.content, record)) for m in messages}) == 3
+    # What is immutable is there once, however many regions there are.
+    assert len({id(part(m.content, "arrays")["theta/0"].data) for m in messages}) == 1
     assert {m.metadata.ttl for m in messages} == {600.0}
 
 
@@ -486,6 +490,43 @@ def test_a_resumed_run_goes_on_bit_for_bit() -> None:
     assert second.states[-1].centre == straight.states[-1].centre
     told = [r for r in regions[0].heard if isinstance(r, RegionPersonalise)]
     assert told[0].median_conflict == straight.states[0].centre
+
+
+def test_what_is_held_while_regions_personalise_does_not_grow_with_them() -> None:
+    """Their updates have been used by then; what they are told is there once."""
+    size = 4321  # no other vector is as long
+
+    def held(count: int) -> int:
+        found: list[int] = []
+
+        def personalise(_: Any) -> RegionScores:
+            gc.collect()
+            things = gc.get_objects()
+            vectors = [t for t in things if type(t) is torch.Tensor and t.numel() == size]
+            arrays = [a for a in things if type(a) is Array and a.shape == (size,)]
+            storages = {t.untyped_storage().data_ptr() for t in vectors}
+            found.append(len(storages) + len({id(a.data) for a in arrays}))
+            return scores("1")
+
+        names = {i: str(i) for i in range(1, count + 1)}
+        regions = [
+            Region(
+                name,
+                lambda _, name=name: update(name, 1.0, update=torch.ones(size)),  # type: ignore[misc]
+                personalise if name == "1" else lambda _, name=name: scores(name),  # type: ignore[misc]
+                Forgetful(),
+            )
+            for name in names.values()
+        ]
+        strategy = RegionFed(
+            tiny_config(regions=count), Momentum(1.0, 0.5), names, TASKS, "x", sketch_size=K
+        )
+        grid = InProcessGrid({i: r.node() for i, r in enumerate(regions, 1)}, RUN_ID)
+        strategy.start(grid, ArrayRecord(to_arrays("theta", torch.ones(size))), num_rounds=1)
+        return found[0]
+
+    few, many = held(2), held(6)
+    assert 0 < many == few
 
 
 def test_a_state_that_an_observer_keeps_does_not_change() -> None:

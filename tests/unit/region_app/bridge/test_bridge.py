@@ -228,12 +228,12 @@ def test_a_full_disk_refuses_the_reply_and_a_retry_makes_it(
 ) -> None:
     """No reply leaves that is not kept."""
 
-    def full(path: Path, data: bytes) -> None:
+    def full(path: Path) -> None:
         raise OSError(28, "No space left on device")
 
     with region.open() as endpoint:
         with monkeypatch.context() as patch:
-            patch.setattr("region_app.bridge.desk.write_atomic", full)
+            patch.setattr("region_app.bridge.desk.replacing", full)
             with pytest.raises(RunError, match="OSError"):
                 ask(endpoint)
         assert ask(endpoint) == 12.0
