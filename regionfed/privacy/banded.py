@@ -21,6 +21,7 @@ never how private it is: that follows from bands, participation and unit columns
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import torch
@@ -71,6 +72,7 @@ def strategy_row(rounds: int, bands: int, round_: int) -> Floats:
     return row
 
 
+@cache
 def carried(rounds: int, bands: int) -> float:
     """Return what a sum over all rounds carries of noise, over that of independent noise.
 
@@ -83,6 +85,8 @@ def carried(rounds: int, bands: int) -> float:
 
 def single(rounds: int, bands: int, round_: int) -> float:
     """Return the noise on one round's release, over that of independent noise, ``||e_t C^-1||``."""
+    if bands == 1:
+        return 1.0
     return _row_of_inverse(np.eye(1, rounds, round_ - 1)[0], rounds, bands)
 
 
