@@ -10,7 +10,8 @@ taken of weights that are handed in. So a block is made a function of all tensor
 weights of that moment among them: one that can be mapped over examples and differentiated twice.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from itertools import compress
 from typing import Any, cast
 
@@ -24,11 +25,17 @@ from regionfed.errors import ConfigurationError
 Tensors = tuple[torch.Tensor, ...]
 
 
+# What may be among a block's arguments and results besides tensors: nothing that could hide one.
+_PLAIN = (type(None), bool, int, float, complex, str, torch.dtype, torch.device)
+
+
 def recompute_blocks(module: nn.Module) -> None:
     """Have each block of a model recompute its activations: changed in place, its values are not.
 
-    A block must be a function of the tensors that it is called with and of its weights: without
-    dropout, without state.
+    A block must be a function of its arguments and its weights, which returns all that it is called
+    for: no dropout, no state, and no tensor but in (nested) lists, tuples, dictionaries and the
+    results of transformers. Any other object raises `ConfigurationError` when it is met; a tensor
+    that takes another way has no gradient, which ``regionfed check`` finds.
 
     Raises
     ------
@@ -44,7 +51,8 @@ def recompute_blocks(module: nn.Module) -> None:
         )
     for block in blocks:
         # A method of an object, unlike a closure, follows a block into its deep copies.
-        block.forward = _Block(block).recomputed
+        if not isinstance(getattr(block.forward, "__self__", None), _Block):
+            block.forward = _Block(block).recomputed
 
 
 def blocks_of(module: nn.Module) -> list[nn.Module]:
@@ -70,26 +78,68 @@ class _Block(nn.Module):
         """Call it such that nothing is kept but what it reads; without gradients, as it was."""
         if not torch.is_grad_enabled():
             return self(*args, **kwargs)
-        # Within a functional_call these are the tensors that were handed in.
-        weights = dict(self.named_parameters(remove_duplicate=False))
-        given, form = tree_flatten((args, kwargs))
-        places = [i for i, leaf in enumerate(given) if isinstance(leaf, torch.Tensor)]
-        result: list[Any] = []  # leaves of what the block returned, and their form
+        weights = self._weights()
+        given = self._flat((args, kwargs))
+        returned: list[_Flat] = []
 
         def call(*tensors: torch.Tensor) -> Tensors:
-            leaves = list(given)
-            for place, tensor in zip(places, tensors[len(weights) :], strict=True):
-                leaves[place] = tensor
             handed = dict(zip(weights, tensors[: len(weights)], strict=True))
-            args, kwargs = tree_unflatten(leaves, form)
-            result[:] = tree_flatten(functional_call(self, handed, args, kwargs, tie_weights=False))
-            return tuple(leaf for leaf in result[0] if isinstance(leaf, torch.Tensor))
+            args, kwargs = given.filled(tensors[len(weights) :])
+            found = functional_call(self, handed, args, kwargs, tie_weights=False)
+            result = self._flat(found)
+            returned[:] = [result.emptied()]
+            return result.tensors
 
-        read = (*weights.values(), *(given[place] for place in places))
-        found = iter(cast(Any, _Recomputed).apply(call, *read))
-        returned, form_returned = result
-        whole = [next(found) if isinstance(leaf, torch.Tensor) else leaf for leaf in returned]
-        return tree_unflatten(whole, form_returned)
+        read = (*weights.values(), *given.tensors)
+        given = given.emptied()  # what is kept for the way back is not kept twice
+        found = cast(Any, _Recomputed).apply(call, *read)
+        return returned[0].filled(found)
+
+    def _weights(self) -> dict[str, torch.Tensor]:
+        """Return the weights by name, each place once; those handed in by a functional_call."""
+        return {
+            name: weight
+            for prefix, layer in self.named_modules()
+            for name, weight in layer.named_parameters(prefix, False, False)
+        }
+
+    def _flat(self, tree: Any) -> "_Flat":
+        leaves, form = tree_flatten(tree)
+        for leaf in leaves:
+            if not isinstance(leaf, (torch.Tensor, *_PLAIN)):
+                raise ConfigurationError(
+                    f"gradient-checkpointing=true: {type(self.block).__name__} takes or returns "
+                    f"a {type(leaf).__name__}, which could hide a tensor from its gradient. Pass "
+                    f"tensors in lists, tuples or dictionaries, or set it to false."
+                )
+        return _Flat(leaves, form)
+
+
+@dataclass(frozen=True)
+class _Flat:
+    """The leaves of a tree, and its form."""
+
+    leaves: list[Any]
+    form: Any
+
+    @property
+    def tensors(self) -> Tensors:
+        """Return the leaves that are tensors."""
+        return tuple(leaf for leaf in self.leaves if isinstance(leaf, torch.Tensor))
+
+    def emptied(self) -> "_Flat":
+        """Return the same with places for its tensors."""
+        leaves = [_PLACE if isinstance(leaf, torch.Tensor) else leaf for leaf in self.leaves]
+        return _Flat(leaves, self.form)
+
+    def filled(self, tensors: Iterable[torch.Tensor]) -> Any:
+        """Return the tree with these tensors in its places."""
+        tensors = iter(tensors)
+        leaves = [next(tensors) if leaf is _PLACE else leaf for leaf in self.leaves]
+        return tree_unflatten(leaves, self.form)
+
+
+_PLACE = object()
 
 
 class _Recomputed(torch.autograd.Function):
@@ -99,13 +149,18 @@ class _Recomputed(torch.autograd.Function):
 
     @staticmethod
     def forward(call: Callable[..., Tensors], *tensors: torch.Tensor) -> Tensors:
-        # What is returned as it came in would be an input and an output at once.
-        return tuple(output.view_as(output) for output in call(*tensors))
+        # What is returned as it came in would be an input and an output at once; and nothing that
+        # is a view may be changed in place by whoever gets it.
+        came_in = set(map(id, tensors))
+        return tuple(
+            o.view_as(o) if id(o) in came_in else o.clone() if o._is_view() else o
+            for o in call(*tensors)
+        )
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> None:
         ctx.call, *tensors = inputs
-        ctx.numbers = [tensor.is_floating_point() for tensor in output]
+        ctx.numbers = [one.is_floating_point() or one.is_complex() for one in output]
         ctx.save_for_backward(*tensors)
 
     @staticmethod

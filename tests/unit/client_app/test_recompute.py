@@ -2,6 +2,8 @@
 
 import copy
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -170,6 +172,106 @@ def test_a_block_may_take_and_return_anything_around_its_tensors() -> None:
         assert (one.grad is None) == (other.grad is None) or not bool(one.grad.any())  # type: ignore[union-attr]
         if other.grad is not None:
             assert one.grad is not None and torch.allclose(one.grad, other.grad, atol=1e-6)
+
+
+class Twice(nn.Module):
+    """Blocks that are awkward in one way each, and their sum of squares."""
+
+    def __init__(self, make: Callable[[], nn.Module], then: Callable[..., Any] | None = None):
+        super().__init__()
+        self.blocks = nn.ModuleList(make() for _ in range(2))
+        self.then = then or (lambda y: y)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = self.then(block(x))
+        return x.abs().square().sum()
+
+
+class TwoNames(nn.Module):
+    """One layer under two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(3, 3)
+        self.second = self.first
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = torch.tanh(self.second(torch.tanh(self.first(x))))
+        return y
+
+
+class Spectrum(nn.Module):
+    """Complex within a block, and as what it returns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.fft.fft(self.linear(x.real))
+
+
+def changed_in_place(y: torch.Tensor) -> torch.Tensor:
+    return y.add_(1.0)
+
+
+@pytest.mark.parametrize(
+    ("make", "then"),
+    [(TwoNames, None), (Spectrum, None), (lambda: nn.Linear(3, 3), changed_in_place)],
+    ids=["one layer, two names", "complex", "changed in place"],
+)
+def test_awkward_blocks_have_the_same_gradients(make: Any, then: Any) -> None:
+    """Under a transform and without, and the model is left as it was."""
+    torch.manual_seed(0)
+    plain = Twice(make, then)
+    recomputing = copy.deepcopy(plain)
+    recompute_blocks(recomputing)
+    rows = torch.randn(4, 3)
+    for module in (plain, recomputing):
+        module(rows[0]).backward()
+    for one, other in zip(recomputing.parameters(), plain.parameters(), strict=True):
+        assert isinstance(one, nn.Parameter) and torch.equal(one, other)
+        assert one.grad is not None and other.grad is not None
+        assert torch.allclose(one.grad, other.grad, atol=1e-5)
+    expected, found = gradients(plain, rows), gradients(recomputing, rows)
+    assert all(torch.allclose(found[name], expected[name], atol=1e-5) for name in expected)
+
+
+def test_a_block_that_is_there_twice_is_called_twice_a_pass_and_place() -> None:
+    """However often it stands in the list, or the model is prepared."""
+    module = Stack()
+    module.blocks = nn.ModuleList([module.blocks[0]] * 4)
+    recompute_blocks(module)
+    recompute_blocks(module)
+    before = Odd.calls["odd"]
+    module(torch.ones(3)).backward()
+    assert Odd.calls["odd"] - before == 8
+
+
+@dataclass
+class Opaque:
+    """What no tree of tensors is."""
+
+    y: torch.Tensor
+
+
+class Hiding(nn.Linear):
+    """Returns a tensor in an object, or takes one in it."""
+
+    def forward(self, x: Any) -> Any:
+        return Opaque(super().forward(x)) if isinstance(x, torch.Tensor) else super().forward(x.y)
+
+
+@pytest.mark.parametrize("given", [torch.ones(3), Opaque(torch.ones(3))], ids=["result", "given"])
+def test_what_could_hide_a_tensor_from_its_gradient_is_refused(given: Any) -> None:
+    """Not a gradient that is silently wrong; without gradients it is called as it was."""
+    module = nn.ModuleList([Hiding(3, 3)])
+    recompute_blocks(module)
+    with pytest.raises(ConfigurationError, match="Hiding takes or returns a Opaque"):
+        module[0](given)
+    with torch.no_grad():
+        module[0](given)
 
 
 def test_a_copy_of_a_model_has_blocks_of_its_own() -> None:
