@@ -4,9 +4,9 @@
 
 Each case runs a microbatch through `example_gradients` at true shapes, at random weights, and
 reads from PyTorch's profiler the most bytes that its tensors held at once, beyond the model and the
-request: activations and the gradients of single examples. Time is that of the same pass with
-checkpointing over without, alternating; a case has a process of its own. T5-3B takes 17 GiB of
-memory to start with and minutes on a processor.
+request: activations and the gradients of single examples. Time is that of the same passes with
+checkpointing over without; a case has a process of its own. T5-3B takes 17 GiB of memory to start
+with and minutes on a processor.
 """
 
 import argparse
@@ -145,9 +145,9 @@ def table(rows: list[tuple[Case, Measured]]) -> list[str]:
 
 
 def main() -> None:
-    """Measure, print the table, and write it as JSON."""
+    """Measure, print the table, and write it as JSON if told where."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("--json", type=Path, default=Path("benchmarks/results/activations.json"))
+    parser.add_argument("--json", type=Path, help="where the results go")
     parser.add_argument("--only", default="", help="models whose name starts so")
     options = parser.parse_args()
     rows = []
@@ -157,9 +157,9 @@ def main() -> None:
                 rows.append((case, process.submit(measure, case).result()))
             print(f"{case.model}, {case.length} tokens: done", flush=True)
     print("\n".join(table(rows)))
-    text = json.dumps([asdict(case) | asdict(one) for case, one in rows], indent=1) + "\n"
-    options.json.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(options.json, text.encode())
+    if options.json:
+        text = json.dumps([asdict(case) | asdict(one) for case, one in rows], indent=1) + "\n"
+        write_atomic(options.json, text.encode())
 
 
 if __name__ == "__main__":

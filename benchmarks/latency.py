@@ -118,7 +118,7 @@ def watched(parts: Deployment) -> Iterator[dict[str, int]]:
     def watch() -> None:
         while not over.wait(0.2):
             for name, part in list(parts.parts.items()):
-                role = next(role for start, role in ROLES.items() if name.startswith(start))
+                role = next((role for start, role in ROLES.items() if name.startswith(start)), name)
                 peaks[role] = max(peaks.get(role, 0), resident(part))
 
     thread = threading.Thread(target=watch)

@@ -8,10 +8,11 @@ attention's q and v.
 
 * wire: the vector that crosses, 4 bytes a number, and the chunks that it is cut into;
 * device: weights in their precision, once in the module and once as those of the request where they
-  are trained; the sum, the point and the gradients of a microbatch. Activations come on top:
-  `benchmarks.activations` measures them;
+  are trained; the gradients of a microbatch; and as many vectors as messages and sums were seen to
+  take (`DEVICE`). Activations come on top: `benchmarks.activations` measures them;
 * coordinator, uplink and world: as many vectors of that length as each was seen to hold at once
-  (`COORDINATOR`, `UPLINK`, `WORLD`); what Python and PyTorch take by themselves comes on top.
+  (`COORDINATOR`, `UPLINK`, `WORLD`); what Python and PyTorch take by themselves comes on top. A
+  world builds the model when it starts, 4 bytes a weight: it has at least that.
 """
 
 import argparse
@@ -37,6 +38,7 @@ BYTES = {"fp32": 4, "bf16": 2}
 TRAINING = {"full": "full", "lora": "LoRA"}
 # Vectors that each held at its peak, as `benchmarks.latency` measured with T5-small: what a process
 # was resident with, over the same process with 641 numbers. Flower's copies are among them.
+DEVICE = 11  # besides two of the weights and a gradient for each example
 COORDINATOR = 15
 UPLINK = 7
 # With one region; each further one adds its update, as a record and as bytes.
@@ -96,10 +98,10 @@ def plan(family: str, size: str, training: str, precision: str) -> Plan:
         trained=trained,
         wire=4 * trained,
         chunks=-(-trained // CHUNK),
-        device=held + 2 * 4 * trained,
+        device=held + DEVICE * 4 * trained,
         coordinator=COORDINATOR * 4 * trained,
         uplink=UPLINK * 4 * trained,
-        world=(WORLD + WORLD_PER_REGION * (REGIONS - 1)) * 4 * trained,
+        world=max(4 * whole, (WORLD + WORLD_PER_REGION * (REGIONS - 1)) * 4 * trained),
     )
 
 

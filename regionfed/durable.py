@@ -1,6 +1,7 @@
 """Files that survive a crash: whole or absent, and on the disk before the call returns."""
 
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,25 +18,32 @@ else:
 def replacing(path: Path) -> Iterator[Path]:
     """Yield the path of a new file; a reader, now or after a crash, sees the old or the new whole.
 
-    What is written there takes the place of `path` at the end; after an error nothing does.
+    What is written there takes the place of `path` at the end; after an error nothing does. It is
+    in a folder of its own, with whatever else a library leaves there when it is killed: the next
+    attempt clears it away. Who may read it, the process says (umask), not the library.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    folder = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(mode=0o700)
+    new = folder / path.name
     try:
-        yield temporary
-        with temporary.open("rb+") as file:
+        new.touch()
+        mode = new.stat().st_mode
+        yield new
+        new.chmod(mode)
+        with new.open("rb+") as file:
             os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+        new.replace(path)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
     sync_folder(path.parent)
 
 
 def write_atomic(path: Path, data: bytes) -> None:
     """Write a file whole; see `replacing`."""
-    with replacing(path) as temporary:
-        temporary.write_bytes(data)
+    with replacing(path) as new:
+        new.write_bytes(data)
 
 
 def sync_folder(path: Path) -> None:

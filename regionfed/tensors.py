@@ -20,8 +20,8 @@ def save_state(path: Path, tensors: Mapping[str, torch.Tensor], facts: Mapping[s
     Written from where they are: a state may be half of what its process holds.
     """
     whole = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
-    with replacing(path) as temporary:
-        save_file(_apart(whole), temporary, metadata={"facts": json.dumps(facts)})
+    with replacing(path) as new:
+        save_file(_apart(whole), new, metadata={"facts": json.dumps(facts)})
 
 
 def _apart(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -92,6 +92,7 @@ class PollingGrid(Grid):
                 for reply in self._grid.pull_messages(asked[start : start + some]):
                     waiting.pop(reply.metadata.reply_to_message_id, None)
                     yield reply
+                stop_if(self._stopping)  # one look may be many long pulls
             if not waiting or (deadline is not None and time.monotonic() >= deadline):
                 return
             pause(self._stopping, self._poll)
@@ -110,6 +111,17 @@ def pause(stopping: Callable[[], str], seconds: float = POLL) -> None:
     ------
     RunStoppedError
     """
+    stop_if(stopping)
+    time.sleep(seconds)
+
+
+def stop_if(stopping: Callable[[], str]) -> None:
+    """Raise if the run should stop.
+
+    Raises
+    ------
+    RunStoppedError
+        Saying why.
+    """
     if why := stopping():
         raise RunStoppedError(why)
-    time.sleep(seconds)

@@ -51,7 +51,7 @@ class ReplyStore:
     def save(self, step: Step, body: Iterable[Buffer]) -> Path:
         """Keep a reply; it is on the disk when this returns."""
         path = self._path(step)
-        with replacing(path) as temporary, temporary.open("wb") as file:
+        with replacing(path) as new, new.open("wb") as file:
             file.writelines(body)
         for old in self._folder.glob(f"{step[1]}-*.reply"):
             if old != path:

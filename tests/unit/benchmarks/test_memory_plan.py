@@ -9,6 +9,7 @@ import pytest
 from benchmarks import activations
 from benchmarks.memory_plan import (
     COORDINATOR,
+    DEVICE,
     MICROBATCH,
     REGIONS,
     UPLINK,
@@ -31,7 +32,7 @@ def test_a_model_in_full_crosses_at_four_bytes_a_number() -> None:
     found = plan("t5", "small", "full", "fp32")
     assert found.trained == found.parameters == 60_506_624  # as published
     assert found.wire == 4 * found.trained and found.chunks == 15
-    assert found.device == 4 * found.trained * (2 + MICROBATCH + 2)
+    assert found.device == 4 * found.trained * (2 + MICROBATCH + DEVICE)
     assert found.coordinator == COORDINATOR * found.wire
     assert found.uplink == UPLINK * found.wire
     assert found.world == (WORLD + WORLD_PER_REGION * (REGIONS - 1)) * found.wire
@@ -44,6 +45,7 @@ def test_t5_3b_by_lora_crosses_in_a_few_chunks() -> None:
     assert found.trained == 72 * 2 * 16 * (1024 + 4096)
     assert found.wire == 4 * found.trained
     assert found.parameters > 2_800_000_000
+    assert found.world == 4 * found.parameters  # the model that it starts from outweighs vectors
     assert "t5:3b" in table([found])[-1]
 
 
@@ -66,6 +68,7 @@ def test_the_plan_s_vectors_are_those_that_were_measured() -> None:
     held = {role: math.ceil((large[role] - small[role]) / vector) for role in large}
     assert held["coordinator"] == COORDINATOR and held["uplink"] == UPLINK
     assert held["world"] == WORLD
+    assert held["device"] == 2 + 2 + DEVICE  # with a microbatch of 2
 
 
 def test_the_pages_show_what_the_results_say() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from regionfed.durable import append_line, read_lines, write_atomic
+from regionfed.durable import append_line, read_lines, replacing, write_atomic
 from regionfed.errors import RunError
 from regionfed.tensors import load_state, save_state
 
@@ -42,6 +42,32 @@ def test_a_failed_write_leaves_the_old_file(
             write_atomic(path, b"new")
     assert path.read_bytes() == b"old"
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+def test_what_a_killed_write_left_is_cleared_away_by_the_next(tmp_path: Path) -> None:
+    """Whatever name a library gave it: it is in the folder of that write alone."""
+    path = tmp_path / "state"
+    with pytest.raises(KeyboardInterrupt), replacing(path) as new:
+        folder = new.parent
+        raise KeyboardInterrupt
+    folder.mkdir()
+    (folder / ".tmpXyZ").write_bytes(b"half a model")
+    save_state(path, TENSORS, FACTS)
+    assert [p.name for p in tmp_path.iterdir()] == ["state"]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="modes are those of POSIX")
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600)])
+def test_who_may_read_a_file_the_process_says(tmp_path: Path, umask: int, mode: int) -> None:
+    """Not the library that wrote it: safetensors would make every state its owner's alone."""
+    before = os.umask(umask)
+    try:
+        save_state(tmp_path / "state", TENSORS, FACTS)
+        write_atomic(tmp_path / "bytes", b"x")
+    finally:
+        os.umask(before)
+    for name in ("state", "bytes"):
+        assert (tmp_path / name).stat().st_mode & 0o777 == mode
 
 
 def test_a_write_is_on_the_disk_before_its_name_and_both_before_it_returns(
