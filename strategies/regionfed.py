@@ -30,7 +30,7 @@ from regionfed.contract import (
     message_type,
 )
 from regionfed.errors import ContractError, RunError
-from regionfed.flower import own_copy, reason_of
+from regionfed.flower import reason_of
 from regionfed.logs import log_context
 from regionfed.privacy.plan import damped_step, score_columns
 from regionfed.records import (
@@ -376,7 +376,7 @@ class RegionFed(Strategy):
         """Return a message for each region; a list, for Flower's grid iterates more than once."""
         return [
             Message(
-                own_copy(records),
+                records,
                 dst_node_id=node,
                 message_type=message_type(request),
                 ttl=self._config.round_timeout,
