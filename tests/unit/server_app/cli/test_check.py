@@ -7,6 +7,8 @@ import pytest
 import torch
 from flwr.app import Message
 from flwr.clientapp import ClientApp
+from torch import nn
+from torch.func import functional_call
 
 from client_app import app as ours
 from client_app.conformance import CHECKS, Candidate, findings
@@ -364,6 +366,49 @@ def test_the_command_explains_a_failure_and_exits_with_1(
     assert main(["check", f"{HERE}:make_broken", "--run-config", settings]) == 1
     said = capsys.readouterr().out
     assert "FAILED equal questions have equal answers" in said and "dropout" in said
+
+
+class Aside(nn.Linear):
+    """A block that leaves part of what it says in itself, as a router does its loss."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = super().forward(x)
+        self.aside = y.square().sum(-1)
+        return y
+
+
+class LosesGradient(ToyTask):
+    """A loss of which a part takes another way than through what its block returns."""
+
+    def __init__(self) -> None:
+        super().__init__(3, module=nn.ModuleList([Aside(3, 1)]))
+
+    def losses(self, weights: Any, batch: Any) -> torch.Tensor:
+        module = _Called(self.module)
+        named = {f"blocks.{name}": weight for name, weight in weights.items()}
+        found: torch.Tensor = functional_call(module, named, (batch["x"],))
+        return found
+
+
+class _Called(nn.Module):
+    def __init__(self, blocks: nn.Module) -> None:
+        super().__init__()
+        self.blocks: Any = blocks
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        said: torch.Tensor = self.blocks[0](x)[:, 0].square()
+        return said + 3.0 * self.blocks[0].aside
+
+
+def make_aside(config: Any) -> LosesGradient:
+    return LosesGradient()
+
+
+@pytest.mark.parametrize("on", [False, True])
+def test_a_block_that_cannot_be_recomputed_is_found(tmp_path: Path, on: bool) -> None:
+    """A tensor that its block does not return has no gradient where blocks recompute."""
+    found = problems(candidate(tmp_path, task="make_aside", gradient_checkpointing=on))
+    assert ("its gradient is that of its loss" in found) == on
 
 
 def make_broken(config: Any) -> Dropout:
